@@ -12,11 +12,7 @@ import time
 
 from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import GeneratorPeer, Peer
-from coordinator.connections.permissions import (
-    Refusal,
-    learner_refusal,
-    role_refusal,
-)
+from coordinator.connections.permissions import Refusal, learner_refusal, role_refusal
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.membership import Membership
@@ -167,10 +163,6 @@ class Coordinator:
             case m.Command():
                 self.phases.stop("stopped" if message.action == "stop" else "interrupted")
 
-    def expire(self) -> None:
-        """Stop waiting for scores that have passed their deadline."""
-        self._ended(self.parts.scoring.expire())
-
     def _ended(self, trajectories: list[Trajectory]) -> None:
         """Pass on ended trajectories, which wait for their reward or have it."""
         for trajectory in trajectories:
@@ -212,7 +204,7 @@ class Coordinator:
             if works and not hub.recorder.waits_for and sample.is_due(now):
                 metrics = parts.gauges.now(hub.leases.live(), parts.scoring.waiting())
                 hub.record_event(MetricsSampled(update=hub.state.update, metrics=metrics))
-            self.expire()
+            self._ended(parts.scoring.expire())  # Lines whose deadline has passed.
             parts.generation.expire()
             if hub.troubles.waits:
                 hub.progress("disk")  # It is named, and no reason to give up.
@@ -241,7 +233,6 @@ class IntervalTimer:
 
     def is_due(self, now: float) -> bool:
         """Return whether the timer is due, and restart it if so."""
-        due = now - self._last >= self._seconds
-        if due:
+        if due := now - self._last >= self._seconds:
             self._last = now
         return due

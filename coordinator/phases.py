@@ -39,6 +39,7 @@ class Phases:
 
     def __init__(self, hub: Hub, parts: Parts, waits: StallWatch) -> None:
         self.hub, self.parts, self.waits = hub, parts, waits
+        self._only = hub.config.evaluation.only
         self.phase: Phase = "starting"
         self.outcome = "finished"
         """End of the run as known now: finished, stopped, interrupted or failed."""
@@ -82,6 +83,7 @@ class Phases:
             ),
             "closing": (
                 (lambda: hub.failed, "ending"),
+                (lambda: not (self._is_stopped() or self._is_over()), "training"),
                 (self._has_last_checkpoint, "ending"),
                 (lambda: hub.peers.learner is None, "ending"),
             ),
@@ -156,8 +158,6 @@ class Phases:
                 self._record(hub.failed or self.outcome)
             case "ending":
                 self._write_end()
-            case _:
-                pass
 
     def _record(self, detail: str, config: str | None = None) -> None:
         record = RunPhase(phase=self.phase, detail=detail, config=config)
@@ -184,8 +184,11 @@ class Phases:
         return self.hub.config.evaluation.before and not evaluated and self._is_ready()
 
     def _evaluated_last(self) -> bool:
-        last = self._label == "after" or self.hub.config.evaluation.only
-        return self._is_evaluated and last
+        return self._is_evaluated and (self._label == "after" or self._only) and self._is_over()
+
+    def _is_over(self) -> bool:
+        """Return whether the run ends here: a rollback may have taken it back before its end."""
+        return self._only or bool(self._stop_reason())
 
     def _evaluation_due(self) -> bool:
         every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed

@@ -231,7 +231,8 @@ class AgentPool(EnvironmentPool):
             )
         else:
             assert session.end is not None
-            self._sessions.pop(key, None)
+            if self._sessions.get(key) is session:
+                del self._sessions[key]
             answer = session.end
         return msgspec.structs.replace(
             answer, trajectory_id=key, turn=ask.turn, seconds=time.monotonic() - began
@@ -300,6 +301,7 @@ class AgentPool(EnvironmentPool):
             if session.branches[0].known and not child.ready.result().replayable:
                 session.finish("lost", Step(), "its process ended, and it cannot be built again")
                 return
+            asked = not child.is_gone
             try:
                 reply = await child.step(
                     StepAsk(trajectory_id=session.attempt, turn=0, turns=[], known=[],
@@ -309,7 +311,7 @@ class AgentPool(EnvironmentPool):
                 if session.end is not None:
                     return
                 error, acts = str(gone), session.last is None or session.last.done()
-                deaths += acts and child not in self._slow
+                deaths += asked and acts and child not in self._slow
                 self._begin_again(session)
                 await self._replace(child)
                 continue
@@ -450,7 +452,12 @@ class AgentPool(EnvironmentPool):
         if any(one.calls for one in new):
             raise RefusedError("a call of a tool that the policy did not make")
         said = [InsertedMessage(one.role, one.content) for one in new]  # type: ignore[arg-type]
-        branch.steps.append(Step(messages=said, tools=[] if branch.steps else tools))
+        step = Step(messages=said, tools=[] if branch.steps else tools)
+        try:  # What the coordinator could not read would never be answered.
+            msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Step)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise RefusedError(f"this is no request: {error}") from error
+        branch.steps.append(step)
         branch.tools = tools
         if branch not in session.branches:
             session.branches.append(branch)

@@ -7,6 +7,7 @@ episode; a turn without a call does. Needs msgspec alone.
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import re
@@ -90,10 +91,10 @@ class Tool:
             bound = msgspec.convert(given, self.arguments, strict=False)
         except msgspec.ValidationError:
             # A format may write every value as text.
+            kinds = {each.name: each.type for each in msgspec.structs.fields(self.arguments)}
+            read = {key: _read(value, kinds.get(key, Any)) for key, value in given.items()}
             try:
-                bound = msgspec.convert(
-                    {key: _read(value) for key, value in given.items()}, self.arguments
-                )
+                bound = msgspec.convert(read, self.arguments, strict=False)
             except msgspec.ValidationError as error:
                 raise ToolError(str(error)) from error
         return {key: getattr(bound, key) for key in self.arguments.__struct_fields__}
@@ -111,11 +112,14 @@ def _described(function: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def _read(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+def _read(value: Any, kind: Any) -> Any:
+    """Return a value, or the JSON that it is as a text, where the text itself is not of a kind."""
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert(value, kind, strict=False)
         return value
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(value) if isinstance(value, str) else value
+    return value
 
 
 # -- calls in a text --------------------------------------------------------------------------

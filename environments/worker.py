@@ -59,16 +59,17 @@ class ChildGoneError(Exception):
 class EnvironmentChild:
     """One process that holds environments."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, reaper: ProcessReaper) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
+        self._reaper = reaper
         self._waiting: dict[int, asyncio.Future[StepReply]] = {}
         self._reading = asyncio.create_task(self._read())
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.places = asyncio.Semaphore(1)
         """Number of steps that it can take now: one, or many where they wait together."""
-        self.is_gone = False
+        self.is_gone = self.was_killed = False
 
     @classmethod
     async def start(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "EnvironmentChild":
@@ -110,7 +111,7 @@ class EnvironmentChild:
             text = f"environment.python={config.python!r} cannot be started: {error}"
             raise UserError(text) from error
         reaper.register(process.pid)
-        child = cls(process)
+        child = cls(process, reaper)
         child.say(Setup(config.name, config.options, config.call_format))
         return child
 
@@ -133,12 +134,14 @@ class EnvironmentChild:
 
     async def kill(self) -> None:
         """Kill the child with all that it started."""
+        self.was_killed |= not self.is_gone
         self.is_gone = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._to.close()
         await self._process.wait()
         await self._reading
+        self._reaper.unregister(self._process.pid)
 
     async def _read(self) -> None:
         try:
@@ -207,6 +210,8 @@ class EnvironmentPool:
         self._config, self._reaper = config, ProcessReaper()
         self._children: list[EnvironmentChild] = []
         self._episodes: dict[int, EpisodeHistory] = {}
+        self._going: dict[tuple[int, int, str], asyncio.Task[StepReply]] = {}
+        """Requests that are being answered, by trajectory, turn and text."""
         self._renewing = asyncio.Lock()
         self._careful = asyncio.Lock()
         """Lock under which a request that a child has died of is tried again alone."""
@@ -230,14 +235,25 @@ class EnvironmentPool:
             child.say(Ended(trajectory_ids))
 
     async def reply(self, ask: StepAsk) -> StepReply:
-        """Answer a request, or fail it."""
+        """Answer a request, or fail it.
+
+        A coordinator that came back repeats its requests: they get the answer that is under way."""
+        key = ask.trajectory_id, ask.turn, ask.turns[-1].text if ask.turns else ""
+        if (going := self._going.get(key)) is None:
+            going = self._going[key] = asyncio.create_task(self._reply(ask), name="step")
+            going.add_done_callback(lambda _: self._going.pop(key))
+        return await asyncio.shield(going)
+
+    async def _reply(self, ask: StepAsk) -> StepReply:
         episode = self._episode(ask)
         whole = msgspec.structs.replace(ask, turns=episode.turns, known=episode.known)
         began, error = time.monotonic(), ""
-        for number in range(TRIES):
-            child = self._children[episode.index]
+        tries = 0
+        while tries < TRIES:
+            child, asked = self._children[episode.index], False
             try:
-                async with child.places, self._careful if number else contextlib.nullcontext():
+                async with child.places, self._careful if tries else contextlib.nullcontext():
+                    asked = not child.is_gone
                     reply = await self._in_time(child, whole, episode)
                 break
             except TimeoutError:
@@ -245,6 +261,8 @@ class EnvironmentPool:
                 return self._failed(ask, "timeout", began, "no answer before the deadline")
             except ChildGoneError as gone:
                 error = str(gone)
+                # A child that was gone before, or was killed, ended by another request.
+                tries += asked and not child.was_killed
                 await self._renew(episode.index, child)
         else:
             return self._failed(ask, "crashed", began, error)

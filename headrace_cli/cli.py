@@ -7,6 +7,7 @@ for each noun, and are imported when they are used, so that `--help` is quick. E
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -168,7 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from headrace.host.install import require
 
             require(REQUIRED_EXTRAS[arguments.command])
-        return action(arguments)(arguments)
+        code = action(arguments)(arguments)
+        sys.stdout.flush()
+        return code
 
     try:
         return exit_code(run)
@@ -182,7 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: this needs {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        sys.stderr.close()
+        # What is left goes nowhere; at its end the interpreter would fail on it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 

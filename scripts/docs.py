@@ -5,8 +5,6 @@ are generated from code. Out: one line for each link that leads nowhere and each
 from the code's; exit code 1 if there is any.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

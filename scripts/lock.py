@@ -6,8 +6,6 @@ Out: one exact pin per line.
     .venv/bin/python scripts/lock.py cpu|cuda|trl [--upgrade, or other options of uv pip compile]
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

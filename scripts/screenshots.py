@@ -9,8 +9,6 @@ picture has at most COLOURS colours, which makes it a third as large and is hard
 few.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import re

@@ -4,8 +4,6 @@ In: nothing. Out: `TaskRow` and `Message`, the images of a prompt, and its ident
 immutable, and its id names the row, not a visit to it: the second epoch yields the same id.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

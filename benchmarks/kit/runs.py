@@ -72,11 +72,8 @@ def train(
 def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     """Return a run's metrics: `update`, and a list per name, None if not finite."""
     frame = metric_series(folder, names).pivot(index="x", columns="name", values="value")
-    columns = {str(name): frame[name] for name in frame.columns}
-    return {
-        "update": [int(x) for x in frame.index],
-        **{
-            name: [float(f"{value:.4g}") if math.isfinite(value) else None for value in column]
-            for name, column in columns.items()
-        },
+    columns = {
+        str(name): [float(f"{value:.4g}") if math.isfinite(value) else None for value in column]
+        for name, column in frame.items()
     }
+    return {"update": [int(x) for x in frame.index], **columns}

@@ -7,6 +7,7 @@ rules, so that windows, batches and ledger are realistic; a partial run goes on 
 and a complete one is reused.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -380,12 +381,10 @@ def make_run(run_dir: Path, shape: RunShape) -> Path:
     if line is not None and line.status == "finished" and line.updates >= shape.updates:
         return run_dir
     made = SyntheticRun(run_dir, shape)
-    try:
+    with contextlib.closing(made.store):
         made.grow(shape.updates)
         at = STARTED_AT + 61.0 + UPDATE_SECONDS * shape.updates
         made.store.append([r.RunPhase(at=at, phase="finished", detail="updates")])
-    finally:
-        made.store.close()
     name_latest(run_dir)
     return run_dir
 

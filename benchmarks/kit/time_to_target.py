@@ -117,11 +117,9 @@ def time_to(row: Mapping[str, Any], target: float) -> TimeToTarget:
 def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> TimeToTarget:
     """Return the cost up to the target, given `values` of it at each evaluation."""
     found = crossing(curve(row), target)
-    return (
-        TimeToTarget(at_place(values, found.place), True)
-        if found
-        else TimeToTarget(values[-1], False)
-    )
+    if found is None:
+        return TimeToTarget(values[-1], False)
+    return TimeToTarget(at_place(values, found.place), True)
 
 
 def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:

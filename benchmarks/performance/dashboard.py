@@ -43,11 +43,10 @@ NAME, OTHER = "large", "other"
 BATCH = 64
 WINDOW = (1440, 1200)
 """Pixels across and down."""
-RUN_PAGES = (
+PAGES = (
     *("overview", "learning", "critic", "rewards", "pipeline", "trajectories", "dropped"),
-    *("health", "query"),
+    *("health", "query", "runs", "compare"),
 )
-PAGES = (*RUN_PAGES, "runs", "compare")
 WORST = (
     *("first_paint_s", "whole_s", "cpu_s", "bytes_per_paint", "bytes_per_refresh"),
     "refresh_cpu_s",
@@ -149,7 +148,7 @@ def open_page(server: DashboardServer, name: str) -> Iterator[tuple[Page, PagePa
         sizes.append(len(payload))
 
     page.on("websocket", lambda socket: socket.on("framereceived", came))
-    try:
+    with contextlib.closing(page):
         used, began = server.cpu_s(), time.perf_counter()
         page.goto(f"{server.address}/{path_of(name)}", wait_until="commit")
         page.wait_for_function(IS_THERE, arg=False, polling="raf")
@@ -160,8 +159,6 @@ def open_page(server: DashboardServer, name: str) -> Iterator[tuple[Page, PagePa
         if (errors := page.get_by_test_id("stException")).count():
             raise RunFailedError(f"page {path_of(name)}: {errors.first.inner_text()[:500]}")
         yield page, PagePaint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
-    finally:
-        page.close()
 
 
 def first_paints(server: DashboardServer, pages: Sequence[str], times: int) -> dict[str, Any]:

@@ -171,7 +171,6 @@ class BenchLearner:
         *,
         budget: int = BUDGET,
         window: int = 240,
-        autocast: torch.dtype | None = torch.bfloat16,
         shares_openings: bool = False,
         critic_spread: float = 0.0,
         **settings: Any,
@@ -187,13 +186,12 @@ class BenchLearner:
         if critic_spread:
             torch.manual_seed(7)
             torch.nn.init.normal_(critic.score.weight, std=critic_spread)
-        self.network = PolicyNetwork(
-            load_policy(loaded, dtype=torch.float32, device=CPU), autocast=autocast
-        )
+        model = load_policy(loaded, dtype=torch.float32, device=CPU)
+        self.network = PolicyNetwork(model, autocast=torch.bfloat16)
         self.updater = Updater(
             build_algorithm(algorithm, window=window),
             DeepSpeedEngine(self.network, policy, config),
-            DeepSpeedEngine(ValueNetwork(critic, autocast=autocast), value, config),
+            DeepSpeedEngine(ValueNetwork(critic, autocast=torch.bfloat16), value, config),
             config,
             RankContext(device=CPU, budget=budget, shares_openings=shares_openings),
         )

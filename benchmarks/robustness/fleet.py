@@ -191,11 +191,7 @@ async def pace(
     config = settings(
         ranks,
         task={"max_prompt_length": 80, "max_response_length": CHUNK * LONGEST},
-        schedule={
-            "window": 4096,
-            "batch_windows": 1024,
-            "max_staleness": 8 + 2 * slots // 1024,
-        },
+        schedule={"window": 4096, "batch_windows": 1024, "max_staleness": 8 + 2 * slots // 1024},
         checkpoint={"every_updates": 10**6},
         transport={"self_test_s": None},
     )

@@ -9,6 +9,7 @@ address; `memory_mb`: resident then, `peak_mb`: the maximum before; `journal_mb`
 restart reads.
 """
 
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -27,10 +28,8 @@ def grow(run_dir: Path, trajectories: int, tokens: int) -> None:
     """Extend the folder's run to this number of trajectories, of at most `tokens`."""
     shape = RunShape(trajectories, (1, tokens), batch=BATCH, late=True)
     made = SyntheticRun(run_dir, shape)
-    try:
+    with contextlib.closing(made.store):
         made.grow(shape.updates)
-    finally:
-        made.store.close()
 
 
 def measure(run_dir: Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from headrace.protocol.messages.control import Hello, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk, StepReply
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Streams
+from headrace.protocol.transport.codec import in_parts
 from headrace.trajectory.trajectories import Group, Trajectory
 
 NO_LEASE = -1
@@ -122,7 +123,9 @@ class EpisodeManager:
             asks, ended = out.get(name, []), worker.ended
             if asks or len(ended) >= MOST_OUT:
                 worker.ended = []
-                await self._hub.send(name, StepRequest(asks=asks, ended=ended))
+                for part in in_parts(asks, self._hub.config.transport.part_bytes) if asks else [[]]:
+                    await self._hub.send(name, StepRequest(asks=part, ended=ended))
+                    ended = []
 
     def _with_room(self) -> list[str]:
         """Return workers with room, the idlest first; waits for branches take no room."""
@@ -211,7 +214,7 @@ class EpisodeManager:
         key = state.next_trajectory
         self._queue.append(trajectory.trajectory_id)
         record = group.issued_again(
-            group_id=state.next_group, position=0, info=json.dumps(info),
+            group_id=state.next_group, position=-1, info=json.dumps(info),
             prompt_ids=trajectory.opening, trajectory_ids=[key],
             seeds=[(trajectory.seed + key) % 2**31],
             domain_position=state.mixture.positions.get(group.domain, 1) - 1,
@@ -222,7 +225,8 @@ class EpisodeManager:
     def _count(self, keys: list[int]) -> None:
         """Count branches as in play at once, because their origin waits for them."""
         known = self._hub.account.trajectories
-        self._hub.scheduler.issued([known[i] for i in keys if known[i].purpose == "train"])
+        own = [known[i] for i in keys if known[i].purpose == "train" and not known[i].ended]
+        self._hub.scheduler.issued(own)
 
     def _take(self, name: str, trajectory: Trajectory, reply: StepReply) -> None:
         step, problem = reply.step, None

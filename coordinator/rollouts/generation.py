@@ -25,10 +25,11 @@ from headrace.protocol.records.record_types import (
     TokensLost,
     VersionLoaded,
 )
+from headrace.protocol.transport.codec import in_parts
 from headrace.trajectory.trajectories import Trajectory
 
-MOST_BYTES, LEASE_BYTES = 8 << 20, 1024
-"""Of a message of leases; of a lease besides its tokens."""
+MOST_BYTES = 8 << 20
+"""Of a message of leases."""
 
 
 class Generation:
@@ -272,19 +273,12 @@ class Generation:
 
     async def _send_leases(self, name: str, leases: list[m.Lease]) -> None:
         """Send the leases that are still in force, in messages that fit."""
-        given, part, size = self._hub.leases.given, list[m.Lease](), 0
-        most = min(MOST_BYTES, self._hub.config.transport.part_bytes)
-        for lease in leases:
-            own = given.get(lease.trajectory_id)
-            if own is None or own.lease_id != lease.lease_id:
-                continue
-            num_bytes = LEASE_BYTES + lease.prompt_ids.nbytes + lease.prefix_ids.nbytes
-            if part and size + num_bytes > most:
-                await self._hub.send(name, m.Leases(leases=part))
-                part, size = [], 0
-            part.append(lease)
-            size += num_bytes
-        if part:
+        given = self._hub.leases.given
+        now = [
+            x for x in leases if (own := given.get(x.trajectory_id)) and own.lease_id == x.lease_id
+        ]
+        # Generators take messages of this size, whatever transport.max_message_mib is.
+        for part in in_parts(now, min(MOST_BYTES, self._hub.config.transport.part_bytes)):
             await self._hub.send(name, m.Leases(leases=part))
         self.reconciliation.sent(name, leases[-1].lease_id + 1)
 

@@ -25,6 +25,9 @@ class StreamingScheduler(Scheduler):
 
     def __init__(self, config: RunConfig, state: State, leases: LeaseTable) -> None:
         super().__init__(config, state, leases, by_arrival=config.schedule.max_staleness > 0)
+        by_group = any(source.unit == "group" for source in config.reward.each().values())
+        self._groups_wait = config.algorithm.admit != "all" or by_group
+        """True where complete windows may wait for other members of their group."""
         full = self._schedule.warm_start == "full" and state.update == 0
         self._opening: set[int] | None = set() if full else None
         """Trajectories of first leases without a complete window, with warm_start = full."""
@@ -75,7 +78,7 @@ class StreamingScheduler(Scheduler):
         if self._may_begin(in_play):
             return True
         account = self._account
-        if self._config.algorithm.admit == "all" or account.taken or not account.active:
+        if not self._groups_wait or account.taken or not account.active:
             return False
         return trajectory.group_id == next(iter(account.active.values())).group_id
 
@@ -131,7 +134,7 @@ class StreamingScheduler(Scheduler):
         while self._opening:
             key = next(iter(self._opening))
             trajectory = self._account.trajectories.get(key)
-            if trajectory is not None and not trajectory.windows:
+            if trajectory is not None and not (trajectory.windows or trajectory.ended):
                 return True
             self._opening.discard(key)
         self._opening = None
@@ -139,18 +142,17 @@ class StreamingScheduler(Scheduler):
 
     def _stale_unit_waits(self) -> bool:
         """Return whether a window would be too old after the update, with stale = wait."""
-        if self._schedule.stale != "wait":
-            return False
+        waits = self._schedule.stale == "wait"
+        return waits and any(map(self._would_be_stale, self._account.active.values()))
+
+    def _would_be_stale(self, trajectory: Trajectory) -> bool:
+        """Return whether an unfinished window, or one that waits, would be too old."""
         bound, update = self._schedule.max_staleness, self._state.update
         age = self._state.versions.age
-        for key, _ in self._leases.training():
-            trajectory = self._account.trajectories[key]
-            spans = trajectory.spans_between(trajectory.open_start, trajectory.length)
-            if spans and age(spans[0].version, update) >= bound:
-                return True
-        # Complete, but the reward or the rest of the group is not there yet.
+        spans = trajectory.spans_between(trajectory.open_start, trajectory.length)
+        if spans and age(spans[0].version, update) >= bound:
+            return True
         return any(
             window.state == "closed" and age(window.min_version, update) >= bound
-            for trajectory in self._account.active.values()
             for window in trajectory.windows
         )

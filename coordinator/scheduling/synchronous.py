@@ -53,7 +53,7 @@ class SynchronousScheduler(Scheduler):
         self._end_round()
         account = self._account
         again = {window.window_id for batch in account.again for window in batch.windows}
-        through = {window.trajectory_id for window in account.ready.values()}
+        through = {w.trajectory_id for key, w in account.ready.items() if key not in again}
         live = [trajectory for trajectory in account.active.values() if not trajectory.ended]
         if not (
             account.closed
@@ -67,6 +67,10 @@ class SynchronousScheduler(Scheduler):
                 self._pending.add(key)
             elif self.warming or key not in through:
                 self._join_round(key)
+        if self._config.environment is not None:  # Else all groups of a round are issued at once.
+            size = self._schedule.num_generations
+            slots = self._warmup.prompts * size or self._schedule.batch_windows
+            self._lacking = max(0, slots - len(self._round | through)) // size
 
     def _end_round(self) -> None:
         self._round, self._pending, self._lacking = set(), set(), 0
@@ -87,7 +91,7 @@ class SynchronousScheduler(Scheduler):
         if self.selector.again():
             return [], 0
         keys = self._rest(free)
-        if not self._round:
+        if not (self._round or self._lacking):
             keys, self._lacking = self._begin_round(free)
         return [self._account.trajectories[key] for key in keys], self._lacking
 
@@ -157,7 +161,7 @@ class SynchronousScheduler(Scheduler):
         return trajectories
 
     def _under_way(self) -> bool:
-        return bool(self._round) and (self._lacking > 0 or not self._round_over())
+        return self._lacking > 0 or (bool(self._round) and not self._round_over())
 
     def _refills(self) -> bool:
         """Return whether dynamic sampling lets the round go on until it has a batch."""

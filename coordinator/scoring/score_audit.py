@@ -17,6 +17,7 @@ from coordinator.hub import Hub
 from coordinator.scoring.group_diversity import chosen
 from headrace.protocol.messages.control import Score, ScoreItem, ScoreRequest
 from headrace.protocol.records.record_types import AuditArrived
+from headrace.protocol.transport.codec import in_parts
 from headrace.trajectory.trajectories import Group, Trajectory
 
 MOST_WAITING = 1024
@@ -74,8 +75,8 @@ class ScoreAudit:
             item = item_of(trajectory, audit.source)
             items.append(msgspec.structs.replace(item, audit=True))
             worker.auditing.add(trajectory.trajectory_id)
-        if items:
-            await self._hub.send(name, ScoreRequest(items=items))
+        for part in in_parts(items, self._hub.config.transport.part_bytes):
+            await self._hub.send(name, ScoreRequest(items=part))
 
     def _next(self, number: int) -> Iterable[Trajectory]:
         """Pop the next trajectories that are still known."""

@@ -27,6 +27,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
 from headrace.protocol.records.record_types import RewardArrived
 from headrace.protocol.token_spans import Reward
+from headrace.protocol.transport.codec import in_parts
 from headrace.trajectory.trajectories import Group, Trajectory
 
 _SCORED = {
@@ -119,15 +120,18 @@ class Scoring:
         if not any(self._queues.values()) and not self._audits.waits:
             return
         size = self._hub.config.reward.batch
-        for name, worker in self._hub.peers.rewards.items():
+        idlest_first = sorted(
+            self._hub.peers.rewards.items(), key=lambda pair: pair[1].in_flight.total()
+        )
+        for name, worker in idlest_first:
             for source, queue in self._queues.items():
                 if not self._hub.rankers.ready(source):
                     continue
                 room = 2 * size * self._sources[source].children - worker.in_flight[source]
                 asks = [queue.popleft() for _ in range(min(room, size, len(queue)))]
                 items = [item for ask in asks for item in self._asking(worker, ask)]
-                if items:
-                    await self._hub.send(name, ScoreRequest(items=items))
+                for part in in_parts(items, self._hub.config.transport.part_bytes):
+                    await self._hub.send(name, ScoreRequest(items=part))
             await self._audits.dispatch(name, worker, self._items.whole)
 
     def _asking(self, worker: RewardPeer, ask: ScoreKey) -> Iterator[ScoreItem]:
@@ -173,6 +177,8 @@ class Scoring:
                 continue
             worker.answered(ask)
             self.seconds += score.seconds
+            if ask.trajectory_id not in self._hub.account.trajectories:
+                continue  # Of a branch whose evaluation is over.
             outdated = self._hub.rankers.is_outdated(ask)
             # The version that scored a part of a group scores the rest.
             if outdated and not any(t.reward_model for t in self._siblings(ask)):

@@ -138,15 +138,15 @@ class LearnerUpdates:
             hub.incident("warning", "nothing_admitted", text)
             self._filter.in_a_row = 0
 
-    def dispatch(self) -> bool:
-        """Send the next batch, if there is one; return whether there was."""
+    def dispatch(self) -> None:
+        """Send the next batch, if there is one."""
         hub, learner = self._hub, self._hub.peers.learner
         if learner is None or not self.ready or hub.account.taken is not None:
-            return False
+            return
         self._drop_stale()
         selection = hub.scheduler.next_batch()
         if selection is None:
-            return False
+            return
         prepared = prepare(
             selection,
             hub.state,
@@ -186,7 +186,6 @@ class LearnerUpdates:
         self._sent_at = time.monotonic()
         hub.clock.learner_waits(False)
         hub.recorder.after(lambda: self._send(learner.hello.name, batch, parts))
-        return True
 
     def _drop_stale(self) -> None:
         """Drop windows whose tokens are all too old at once, so that others may begin."""

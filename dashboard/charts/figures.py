@@ -73,11 +73,8 @@ def series_chart(
     across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
     percent = unit == "share"
     ends = ends_crossed(data["value"], band) if band else []
-    if (
-        spikes
-        and (data["value"] > 0).all()
-        and data["value"].max() > SPIKE * data["value"].median()
-    ):
+    values = data["value"]
+    if spikes and (values > 0).all() and values.max() > SPIKE * values.median():
         up = alt.Y("value:Q", title="logarithmic", scale=alt.Scale(type="log"))
         up = up.axis(format="~g", tickCount=4, titleFontSize=10, titleFontWeight="normal")
     else:
@@ -109,9 +106,7 @@ def series_chart(
     return _with_pointer(layers, data, labels, title, percent, link).properties(height=HEIGHT)
 
 
-def accuracy_chart(
-    evaluations: pd.DataFrame, *, x: str = "train_time", height: int = 230, link: str = ""
-) -> Chart:
+def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", link: str = "") -> Chart:
     """Held-out accuracy at each evaluation, labelled, with a band of one standard error. A click on
     a point opens the address `link`, if there is one, with the evaluation's number."""
     error = (
@@ -156,7 +151,7 @@ def accuracy_chart(
         alt.FieldOneOfPredicate(field="label", oneOf=["before", "after"])
     ).mark_text(dy=-16, fontSize=15, fontWeight=600, color=BLUE)
     chart = layered(band, line, dots, ends.encode(y=up, text="text:N")).encode(x=across)
-    return chart.properties(height=height)
+    return chart.properties(height=HEIGHT)
 
 
 def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> Chart:

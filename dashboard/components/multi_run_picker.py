@@ -59,10 +59,9 @@ def suggested(lines: Sequence[RunLine], left: str | None) -> list[str]:
         for line in lines
         if line.kind == "training" and line.status != UNREADABLE and not line.notes.archived
     ]
-    first = next((line for line in trained if line.run_dir.name == left), None)
-    first = first or next(iter(trained), None)
-    if first is None:
+    if not trained:
         return []
+    first = next((line for line in trained if line.run_dir.name == left), trained[0])
     others = [line for line in trained if line is not first]
     same = [line for line in others if line.name == first.name][: _SUGGESTED - 1]
     return [line.run_dir.name for line in [first, *(same or others[:1])]]

@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.charts import chart_spec
 from dashboard.charts.chart_spec import Spec
-from dashboard.charts.figures import AXES, HEIGHT, Chart, accuracy_chart
+from dashboard.charts.figures import AXES, Chart, accuracy_chart
 from dashboard.charts.metric_curves import array_of, series_of
 from dashboard.components.reading import literal_markdown
 from dashboard.formatting import answers_address, count, link_html, metric_caption, number, share
@@ -369,7 +369,7 @@ def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
     """A card of the held-out accuracies."""
     rows = run.evaluations()
     frame_card(
-        "Held-out accuracy", accuracy_chart, rows, x=x, height=HEIGHT,
+        "Held-out accuracy", accuracy_chart, rows, x=x,
         caption="Share of held-out prompts answered correctly, by update or by training time "
         "(evaluations stop that clock); the band is one standard error. Healthy: rising.",
         links=_wrong_answers(run, rows),

@@ -121,7 +121,7 @@ class RunData:
             _PICTURES[folder, samples] = now, time.monotonic()
         return folder, f"{now} {samples}"
 
-    def _throttled(self, ask: Callable[..., T], *wanted: Any, stamp: str = "") -> T:
+    def throttled(self, ask: Callable[..., T], *wanted: Any, stamp: str = "") -> T:
         """Result of a read of the folder; of a live run it may be a little older, where it takes
         long."""
         folder, newest = self._at
@@ -143,7 +143,7 @@ class RunData:
 
     def summary(self) -> dict[str, Any]:
         """`storage.queries.run_figures`."""
-        return self._throttled(queries.run_figures)
+        return self.throttled(queries.run_figures)
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
@@ -174,24 +174,16 @@ class RunData:
         found = self.read(queries.latest_metrics)
         return {name: value for name, value in found.items() if name.startswith(prefix)}
 
-    def reward_sources(self, evaluation: int | None = None) -> pd.DataFrame:
-        """One row a source of rewards, see `storage.queries.reward_sources`."""
-        return self._throttled(queries.reward_sources, evaluation)
-
-    def reward_lengths(self, evaluation: int | None = None) -> pd.DataFrame:
-        """Lengths and rewards of the newest answers, of a live run as of the newest picture."""
-        return self.read(queries.reward_lengths, evaluation, newest=POINTS, at=self.picture())
-
     def scorings(self, sources: tuple[str, ...], evaluation: int | None = None) -> Scorings:
         """Scorings over the whole run, or an evaluation, by these sources; of a live run they
         change when there is something more to see."""
         stamp = self.picture(samples=True)[1]
-        return self._throttled(_scorings, sources, evaluation, stamp=stamp)
+        return self.throttled(_scorings, sources, evaluation, stamp=stamp)
 
     def alerts(self) -> list[Alert]:
         """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
         stamp = f"{self.line.status} {self.line.lineage} {self.line.updates}"
-        return self._throttled(queries.band_alerts, stamp=stamp)
+        return self.throttled(queries.band_alerts, stamp=stamp)
 
     def health(self) -> pd.DataFrame:
         """One row a process, see `storage.queries.process_health`."""
@@ -209,12 +201,12 @@ class RunData:
         """The activity of all processes in the last seconds; None: in the whole run, drawn again
         when it is longer by a stretch."""
         stamp = self.picture(samples=True)[1] if seconds is None else ""
-        return self._throttled(_activity, seconds, stamp=stamp)
+        return self.throttled(_activity, seconds, stamp=stamp)
 
     def lives(self, newest: int, seconds: float | None) -> pd.DataFrame:
         """`storage.queries.lives` of the last seconds; None: of the whole run."""
         stamp = self.picture(samples=True)[1]
-        return self._throttled(_lives, newest, seconds, stamp=stamp)
+        return self.throttled(_lives, newest, seconds, stamp=stamp)
 
     def events(self, limit: int) -> pd.DataFrame:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
@@ -222,15 +214,7 @@ class RunData:
 
     def dropped(self) -> dict[str, int]:
         """Dropped tokens by reason."""
-        return self._throttled(queries.dropped_tokens)
-
-    def episode_ends(self) -> dict[str, int]:
-        """Episodes by how they ended."""
-        return self._throttled(queries.episode_ends)
-
-    def losses_by_length(self) -> pd.DataFrame:
-        """Tokens that were lost, by length of the answer and reason."""
-        return self._throttled(queries.losses_by_length)
+        return self.throttled(queries.dropped_tokens)
 
     def critic(self, first: int, last: int) -> CriticReport | None:
         """Values of the value model in these updates; None where none were recorded. It is not

@@ -75,7 +75,7 @@ def _body(run: RunData) -> None:
 
 
 def _by_length(run: RunData) -> None:
-    frame = run.losses_by_length()
+    frame = run.throttled(queries.losses_by_length)
     reasons = [name for name in frame.columns if name not in ("longest", "tokens")]
     panels.frame_card(
         "Losses by length of the answer",

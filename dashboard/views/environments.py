@@ -8,6 +8,7 @@ from dashboard.components import panels
 from dashboard.formatting import answers_address, bars_html, link_html, metric_label, share
 from dashboard.palette import BLUE, ORANGE
 from dashboard.reads.data import RunData
+from storage import queries
 
 MEANINGS = {
     "finished": "Their environment said so.",
@@ -38,7 +39,7 @@ def render(run: RunData) -> None:
     if not run.config().get("environment"):
         panels.empty("This run has no [environment]: an answer is one turn.")
         return
-    ends = run.episode_ends()
+    ends = run.throttled(queries.episode_ends)
     if not ends:
         panels.empty(panels.awaited(run, "the first episode"))
         return

@@ -9,6 +9,7 @@ import streamlit as st
 
 from dashboard.components import panels
 from dashboard.components.alert_list import CAPTION, LEVELS, alerts_html, event_html, event_rows
+from dashboard.components.reading import literal_markdown
 from dashboard.formatting import duration, moment
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.process_health import HealthSnapshot, health_rows, health_sentence
@@ -33,13 +34,13 @@ def render(run: RunData) -> None:
 def _body(run: RunData) -> None:
     panels.title(run, "Health")
     if run.line.sql:
-        st.warning(escape(run.line.sql), icon=":material/database_off:")
+        st.warning(literal_markdown(run.line.sql), icon=":material/database_off:")
     rows, look = run.health(), _look(run)
     said, well = health_sentence(rows, look)
     if well:
-        st.success(escape(said), icon=":material/check_circle:")
+        st.success(literal_markdown(said), icon=":material/check_circle:")
     else:
-        st.warning(escape(said), icon=":material/warning:")
+        st.warning(literal_markdown(said), icon=":material/warning:")
     _processes(run, rows, look)
     panels.grid([partial(_alerts, run), partial(_waits, run, look)])
     _events(run)
@@ -124,7 +125,7 @@ def _stacks(run: RunData) -> None:
         if not found:
             panels.empty("No process wrote one: none failed, and none was asked what it was doing.")
         for name, stack in found.items():
-            with st.expander(f"{name}: {_what(stack)}"):
+            with st.expander(literal_markdown(f"{name}: {_what(stack)}")):
                 st.html(f'<pre class="hr-stack" tabindex="0">{escape(stack.text)}</pre>')
         st.caption(
             "The last traceback or dump of all threads in the end of each log in "

@@ -15,10 +15,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Longest response", ("response_length/max",)),
     ("Entropy", ("actor/entropy",)),
     ("KL", ("actor/ppo_kl", "rollout/mismatch_kl")),
-    (
-        "Clip shares",
-        ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/pg_clipfrac_dual"),
-    ),
+    ("Clip shares", ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/pg_clipfrac_dual")),
     ("Explained variance", ("critic/vf_explained_var",)),
     ("Policy loss", ("actor/pg_loss",)),
     ("Value loss", ("critic/vf_loss",)),

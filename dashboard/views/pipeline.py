@@ -33,12 +33,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     ("Tokens per second", ("perf/generated_tokens_per_s", "perf/trained_tokens_per_s"), {}),
     (
         "Queues",
-        (
-            "schedule/live",
-            "schedule/ready_windows",
-            "schedule/scoring",
-            "schedule/value_waiting",
-        ),
+        ("schedule/live", "schedule/ready_windows", "schedule/scoring", "schedule/value_waiting"),
         {"x": "wall", "samples": True},
     ),
     (

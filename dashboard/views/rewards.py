@@ -24,7 +24,7 @@ from dashboard.formatting import (
     share,
 )
 from dashboard.reads import scorings
-from dashboard.reads.data import RunData, is_live
+from dashboard.reads.data import POINTS, RunData, is_live
 from dashboard.reads.scorings import Scorings
 from headrace.metrics.health_ranges import MIN_UPDATES_BACK
 from storage import queries
@@ -63,7 +63,7 @@ def render(run: RunData) -> None:
     """The page."""
     panels.title(run, "Rewards")
     _, evaluation = panels.choose_answers(run)
-    rows = run.reward_sources(evaluation)
+    rows = run.throttled(queries.reward_sources, evaluation)
     if rows.empty:
         panels.empty(panels.awaited(run, "the first score"))
         return
@@ -155,7 +155,7 @@ def _address(run: RunData, evaluation: int | None, **filters: Any) -> str:
 
 
 def _scatter(run: RunData, evaluation: int | None) -> None:
-    rows = run.reward_lengths(evaluation)
+    rows = run.read(queries.reward_lengths, evaluation, newest=POINTS, at=run.picture())
     panels.frame_card(
         "Length against reward",
         scatter_chart,

@@ -51,7 +51,6 @@ async def fetch(
     folder: Path,
     *,
     name: str,
-    max_bytes: int = 64 << 20,
     curve_keys: str | None = None,
     silence_s: float = 10.0,
 ) -> Path:
@@ -67,7 +66,7 @@ async def fetch(
                 await _check(path, notice)
                 return path
             if source.startswith("tcp://"):
-                link = Link(source, max_bytes, curve_keys)
+                link = Link(source, curve_keys=curve_keys)
                 async with AsyncFileLock(folder.with_name(f"{folder.name}.lock")):
                     return await _download(notice, folder, Dealer(link, name), silence_s)
             raise WeightsUnavailableError("no file: and no tcp:// source")
@@ -84,22 +83,19 @@ async def request_broadcast(
     """Return what the learner broadcasts from now on, None where it has that version no more.
 
     WeightsUnavailableError where it does not answer."""
-    dealer = Dealer(link, name)
-    try:
+    with contextlib.closing(Dealer(link, name)) as dealer:
         await dealer.send(request)
         reply = await dealer.receive_within(silence_s)
-        if not isinstance(reply, BroadcastReply) or reply.version != request.version:
-            raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
-        return reply if reply.tensors else None
-    finally:
-        dealer.close()
+    if not isinstance(reply, BroadcastReply) or reply.version != request.version:
+        raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
+    return reply if reply.tensors else None
 
 
 async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_s: float) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{notice.digest}.safetensors"
     part = path.with_suffix(".part")
-    try:
+    with contextlib.closing(dealer):
         if path.exists():
             with contextlib.suppress(WeightsUnavailableError):
                 await _check(path, notice)
@@ -110,8 +106,6 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
                 file.truncate(0)
             async for data in _pieces(dealer, notice, file.tell(), silence_s):
                 file.write(data)
-    finally:
-        dealer.close()
     try:
         await _check(part, notice)
     except WeightsUnavailableError:

@@ -113,9 +113,7 @@ class Outbox:
     async def drain(self, timeout_s: float) -> bool:
         """Flush and wait for all acknowledgements; False when time is over first."""
         await self.flush()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._empty.is_set()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.data.media import MediaError
 from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32, MediaRun
 
@@ -106,9 +107,13 @@ class ImageProcessor:
         self, digest: str, read: Callable[[str], Any]
     ) -> tuple[list[int], tuple[int, int, int]]:
         if digest not in self._known:
-            found = self._processor(
-                text=[self._processor.image_token], images=[[read(digest)]],
-                add_special_tokens=False,
-            )  # fmt: skip
+            try:
+                found = self._processor(
+                    text=[self._processor.image_token], images=[[read(digest)]],
+                    add_special_tokens=False,
+                )  # fmt: skip
+            except ValueError as error:
+                reason = " ".join(str(error).split())
+                raise MediaError(f"the model's processor takes no such image: {reason}") from error
             self._known[digest] = [int(token) for token in found["input_ids"][0]], grid_of(found)
         return self._known[digest]

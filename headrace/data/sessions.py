@@ -77,7 +77,7 @@ def history_of(row: Mapping[str, Any], where: str) -> tuple[Pair, ...]:
 def clicked_of(row: Mapping[str, Any]) -> str | None:
     """Return the text of the clicked candidate of a row, or None."""
     clicked, candidates = row.get("clicked"), row.get("candidates")
-    if isinstance(clicked, int) and isinstance(candidates, list) and clicked < len(candidates):
+    if isinstance(clicked, int) and isinstance(candidates, list) and 0 <= clicked < len(candidates):
         return str(candidates[clicked])
     if isinstance(clicked, str):
         return clicked

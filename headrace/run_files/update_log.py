@@ -108,7 +108,7 @@ def compare(run_dir: Path) -> UpdateLogComparison:
     found.doubled_values = [key for key, count in values.items() if count > 1]
     for what, twice in (("windows", found.doubled), ("value targets", found.doubled_values)):
         if twice:
-            found.problems.append(f"{what} {_some(twice)} are in the weights twice")
+            found.problems.append(f"{what} {first_ids(twice)} are in the weights twice")
     return found
 
 
@@ -133,12 +133,13 @@ def _problems(
         ("value targets", commit.values, [v for _, line in own for v in line.values]),
     ):
         if missing := set(ours) - set(theirs):
-            yield f"{name}: {what} {_some(missing)} are not in the weights"
+            yield f"{name}: {what} {first_ids(missing)} are not in the weights"
         if more := set(theirs) - set(ours):
-            yield f"{name}: {what} {_some(more)} are in the weights and not in the journal"
+            yield f"{name}: {what} {first_ids(more)} are in the weights and not in the journal"
 
 
-def _some(ids: Iterable[int]) -> str:
+def first_ids(ids: Iterable[int]) -> str:
+    """Name the first few of some ids, and how many others there are."""
     ordered = sorted(ids)
     rest = f" and {len(ordered) - _MAX_NAMED_IDS} more" if len(ordered) > _MAX_NAMED_IDS else ""
     return ", ".join(map(str, ordered[:_MAX_NAMED_IDS])) + rest

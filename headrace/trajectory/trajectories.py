@@ -5,7 +5,7 @@ tokens are appended in order and exactly once; a stretch of the streams says abo
 its chunk said.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -314,18 +314,9 @@ class Group:
     @classmethod
     def issued(cls, record: GroupIssued) -> "Group":
         """The group as its record says."""
-        return cls(
-            record.group_id, record.prompt_id, record.purpose, record.prompt, record.answer,
-            record.info, record.trajectory_ids, record.messages, record.aside, record.domain,
-            record.media, record.processor,
-        )  # fmt: skip
+        return cls(**{each.name: getattr(record, each.name) for each in fields(cls)})
 
     def issued_again(self, **its_own: Any) -> GroupIssued:
         """Return the record of another group of this prompt; `its_own`: ids, opening, seeds."""
-        prompt = {
-            "prompt_id": self.prompt_id, "purpose": self.purpose, "prompt": self.prompt,
-            "answer": self.answer, "info": self.info, "messages": self.messages,
-            "aside": self.aside, "domain": self.domain, "media": self.media,
-            "processor": self.processor,
-        }  # fmt: skip
-        return GroupIssued(**prompt | its_own)
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        return GroupIssued(**known | its_own)

@@ -4,6 +4,7 @@ In: the address in the run's `coordinator.json`. Out: `Status` messages. Nothing
 its time limit, and the answer of an absent coordinator is None, not an error.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -89,10 +90,7 @@ def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
     found = coordinator_of(run_dir)
     if found is None:
         return None
-    monitor = Monitor(config, found[0])
-    try:
+    with contextlib.closing(Monitor(config, found[0])) as monitor:
         monitor.request_status()
         status = monitor.latest_status(ANSWER_S)
-    finally:
-        monitor.close()
     return None if status is None else status.waits

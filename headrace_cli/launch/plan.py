@@ -78,8 +78,10 @@ def cpu_places(
         # Generators and learner take turns: each has the machine while the other waits.
         generators = (cores,) * count
     else:
-        own = max(1, min(count, len(cores) - 1))
-        generators = tuple((cores[index % own],) for index in range(count))
+        named = config.learner.cpus or ()
+        free = tuple(core for core in cores if core not in named) or cores
+        own = max(1, min(count, len(free) - (not named)))
+        generators = tuple((free[index % own],) for index in range(count))
     if config.learner.cpus:
         return generators, tuple(config.learner.cpus)
     if len(cores) == 1 or config.schedule.mode != "streaming":

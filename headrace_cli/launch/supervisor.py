@@ -16,7 +16,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -139,14 +138,12 @@ class Supervisor:
 
     def _live(self) -> None:
         """From the start of the coordinator to its end, or to what ends the run before."""
-        try:
+        with contextlib.suppress(_EndRunError):
             self._start_coordinator(*(("--resume",) if self._resume else ()))
             for child in self._others:
                 self._check_interrupt()
                 self._start(child)
             self._watch()
-        except _EndRunError:
-            pass
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -384,7 +381,7 @@ class Supervisor:
             self._unwritten = append_some(self._run_dir / EVENTS_FILE, self._unwritten)
 
 
-@contextmanager
+@contextlib.contextmanager
 def signal_handler(
     handler: Callable[[int, FrameType | None], None], *numbers: int
 ) -> Iterator[None]:

@@ -88,8 +88,7 @@ def clipped_surrogate(
     low, high = 1.0 - clip_low, 1.0 + clip_high
     unclipped = -advantages * ratio
     loss = torch.maximum(unclipped, -advantages * ratio.clamp(min=low, max=high))
-    never = torch.zeros_like(advantages, dtype=torch.bool)
-    clipped_dual = never
+    clipped_dual = torch.zeros_like(advantages, dtype=torch.bool)
     if dual_clip is not None:
         loss = torch.minimum(loss, dual_clip * advantages.abs())
         clipped_dual = (advantages < 0) & (ratio > dual_clip)

@@ -6,8 +6,7 @@ gather indices built once per pack. Promise: a block holds sequences of similar 
 little of it is padding, and padding follows the real tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -35,33 +34,6 @@ class PastKeyValues(Protocol):
         """Add the pack's own keys and values, each [T, key heads, d], without gradient."""
 
 
-class MaskCache:
-    """Masks that are the same in all layers of a forward pass."""
-
-    def __init__(self) -> None:
-        self._masks: dict[object, Tensor] | None = None
-
-    @contextmanager
-    def caching(self) -> Iterator[None]:
-        """Build each mask once inside, during a forward pass.
-
-        Outside, each layer builds its own: activation checkpointing needs them again in the
-        backward pass, and the packs of an update would hold them all until then."""
-        self._masks = {}
-        try:
-            yield
-        finally:
-            self._masks = None
-
-    def get(self, name: object, build: Callable[[], Tensor]) -> Tensor:
-        """Return the mask of that name."""
-        if self._masks is None:
-            return build()
-        if name not in self._masks:
-            self._masks[name] = build()
-        return self._masks[name]
-
-
 class PaddedBlock(NamedTuple):
     """Sequences padded together: `rows` of `length` tokens.
 
@@ -86,8 +58,11 @@ class Layout:
         those before the pack's or, counted on behind them, one of the pack's own. None: each
         sequence sees itself alone. blocks: the padded blocks, end to end. padded_from: [P] int64,
         the packed token of each padded place (padding repeats one). packed_from: [T] int64, the
-        padded place of each packed token. masks: of the blocks with tokens before them. frozen: [T]
-        bool, tokens whose keys and values pass no gradient on; None: no such tokens. past: reads
+        padded place of each packed token. masks: of the blocks with tokens before them, each built
+        once in a forward pass; None outside of it, where each layer builds its own: activation
+        checkpointing needs them again in the backward pass, and the packs of an update would hold
+        them all until then. frozen: [T] bool, tokens whose keys and values pass no gradient on;
+        None: no such tokens. past: reads
         keys and values of the tokens before the pack's, and receives the pack's; None: every
         sequence begins in the pack, and nothing reads its keys. past_from: [Q] int64, the token at
         each padded place before the blocks, counted as in `keys_from`. past_length: number of
@@ -102,7 +77,7 @@ class Layout:
     blocks: tuple[PaddedBlock, ...]
     padded_from: Tensor
     packed_from: Tensor
-    masks: MaskCache
+    masks: dict[object, Tensor] | None = None
     frozen: Tensor | None = None
     past: PastKeyValues | None = None
     past_from: Tensor | None = None
@@ -184,7 +159,6 @@ def layout_of(
         past_from=torch.cat(past_from).to(device) if past_from else None,
         past_length=sum(known),
         shares=shares,
-        masks=MaskCache(),
     )
 
 

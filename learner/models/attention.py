@@ -16,8 +16,8 @@ once and whose keys all of them see.
 that implementation passes the keyword `layout` on to it and builds no mask.
 """
 
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,24 +37,6 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 WIDEST_HEAD = 256
 """FlashAttention's maximum width of a head."""
-
-
-class UnpaddedAttention(Protocol):
-    """Causal attention of sequences end to end; the last query of each sees all keys."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layout: Layout,
-        *,
-        scaling: float | None,
-        window: int | None,
-    ) -> Tensor:
-        """[T, heads, d] of query [T, heads, d] and key, value [K, key heads, d].
-
-        `layout` has the lengths; a query sees at most `window` keys, with itself (None: all)."""
 
 
 class _PadRows(torch.autograd.Function):
@@ -84,7 +66,7 @@ def packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    unpadded: UnpaddedAttention | None = None,
+    unpadded: Callable[..., Tensor] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of a pack inside each of its sequences.
@@ -97,7 +79,7 @@ def packed_attention(
         repeatable. sliding_window: maximum number of keys that a query sees, itself included.
         softcap: scores are softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2).
         s_aux: [heads] attention sinks, the score of a further key without value (gpt-oss). With
-        either, a block's scores exist at once. unpadded: computes the pack without padding; None:
+        either, a block's scores exist at once. unpadded: computes the pack as `_flash` does; None:
         FlashAttention where there is one, else SDPA in padded blocks.
 
     Returns:
@@ -144,8 +126,10 @@ def packed_attention(
         short = length * (past + length) <= EXPLICIT_LENGTH**2
         mask: Tensor | None = None
         if past:
-            build = partial(_added, block, sliding_window, bq)
-            mask = layout.masks.get((number, sliding_window), build)
+            masks = {} if layout.masks is None else layout.masks
+            mask = masks.get((number, sliding_window))
+            if mask is None:
+                mask = masks[number, sliding_window] = _added(block, sliding_window, bq)
         if changed:
             out = _explicit(
                 bq, bk, bv, mask, scaling=scaling, window=sliding_window, softcap=softcap,
@@ -195,7 +179,10 @@ def _flash(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """`UnpaddedAttention` by FlashAttention, aligned at a sequence's last key."""
+    """Causal attention of sequences end to end by FlashAttention, aligned at the last key of each.
+
+    [T, heads, d] of query [T, heads, d] and key, value [K, key heads, d]. `layout` has the
+    lengths; a query sees at most `window` keys, with itself (None: all)."""
     out = varlen_attn(
         query,
         key,

@@ -225,8 +225,7 @@ class DeepSpeedEngine:
                 if "master" in own:
                     partition.copy_(own.pop("master"))
             moments[partition] = {
-                name: tensor.clone().to("cpu" if name == "step" else partition.device)
-                for name, tensor in own.items()
+                name: tensor.clone().to(partition.device) for name, tensor in own.items()
             }
         self.steps = int(tensors["steps"].item())
         self._schedule.last_epoch = self.steps

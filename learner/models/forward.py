@@ -104,13 +104,15 @@ class PolicyNetwork(PackNetwork):
         self.autocast = autocast
         self._factor, self._cap = _after_the_head(model.config.get_text_config())  # type: ignore[union-attr, operator]
         self._banned = placeholder_ids(model.config)
+        self.most: Callable[[int], int] = int
+        """Largest number of all ranks: at ZeRO 3 each part gathers the head's weights."""
 
     def forward(self, pack: Pack, *, entropy_gradient: bool = False) -> TokenScores:
         """Score the pack's reads; entropy has a gradient only if `entropy_gradient`."""
         with self.in_its_precision(pack.token_ids.device):
             hidden = _hidden(self.model, pack, self.vision)
             given = hidden, pack.targets, entropy_gradient
-            return TokenScores(*_in_parts(self._head, self._chunk, *given))
+            return TokenScores(*_in_parts(self._head, self._chunk, *given, most=self.most))
 
     def _head(
         self, hidden: Tensor, targets: Tensor, entropy_gradient: bool
@@ -159,13 +161,17 @@ def _in_parts(
     x: Tensor,
     targets: Tensor,
     entropy_gradient: bool,
+    *,
+    most: Callable[[int], int] = int,
 ) -> tuple[Tensor, Tensor]:
     """Score so many rows of x at a time; the backward pass recomputes each part of several."""
-    if len(x) <= rows:
+    count = most(max(1, -(-len(x) // max(1, rows))))
+    if count == 1:
         return score(x, targets, entropy_gradient)
+    cuts = [slice(part * rows, (part + 1) * rows) for part in range(count)]
     parts = [
-        checkpoint(score, part, aim, entropy_gradient, use_reentrant=False)
-        for part, aim in zip(x.split(rows), targets.split(rows), strict=True)
+        checkpoint(score, x[cut], targets[cut], entropy_gradient, use_reentrant=False)
+        for cut in cuts
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
@@ -208,8 +214,11 @@ def _run(model: nn.Module, pack: Pack, vision: VisionTower | None, **settings: b
     if pack.images is not None:
         assert vision is not None, "a pack with images needs a network with a vision tower"
         backbone, inputs = vision.embed(pack.token_ids, pack.position_ids, pack.images)
-    with layout.masks.caching():
+    layout.masks = {}
+    try:
         return backbone(**inputs, **settings, use_cache=False, layout=layout)  # type: ignore[operator]
+    finally:
+        layout.masks = None
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -96,11 +96,6 @@ class ImageFeatures(NamedTuple):
     embeddings: Tensor
     deep: tuple[Tensor, ...] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all its tensors."""
-        return sum(x.nbytes for x in (self.embeddings, *self.deep))
-
 
 class _ByteCache(Generic[K, V]):
     """Least-recently-used cache with a bound in bytes."""
@@ -154,7 +149,9 @@ class ImageInputs:
             PIXEL_BYTES, lambda kept: sum(x.nbytes for x in kept.values())
         )
         self._facts: dict[str, _ImageSize] = {}
-        self._openings: dict[tuple[MediaRun, ...], Int64] = {}
+        self._openings: _ByteCache[tuple[MediaRun, ...], Int64] = _ByteCache(
+            PIXEL_BYTES, lambda kept: kept.nbytes
+        )
 
     def of(self, digest: str) -> dict[str, Tensor]:
         """Return the tower's inputs for one image."""
@@ -228,9 +225,10 @@ class ImageInputs:
         if self._rope is None:
             return None
         key = tuple(media)
-        if key not in self._openings:
-            self._openings[key] = self._opening(key)
-        known = self._openings[key]
+        known = self._openings.get(key)
+        if known is None:
+            known = self._opening(key)
+            self._openings.put(key, known)
         after = int(known.max()) + 1 if known.size else 0
         rest = after + np.arange(max(0, length - known.shape[1]), dtype=np.int64)
         return np.concatenate([known, np.tile(rest, (3, 1))], axis=1)[:, :length]
@@ -258,7 +256,7 @@ class VisionTower:
         self._frozen = is_frozen(model)
         self._keeps = self._frozen and not in_step
         self._kept: _ByteCache[str, ImageFeatures] = _ByteCache(
-            FEATURE_BYTES, lambda kept: kept.num_bytes
+            FEATURE_BYTES, lambda kept: sum(x.nbytes for x in (kept.embeddings, *kept.deep))
         )
         self._blank = None if self._keeps else inputs.blank()
 

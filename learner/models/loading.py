@@ -155,6 +155,7 @@ def _load(
         shape = AutoConfig.from_pretrained(path, trust_remote_code=trust)
         for name, value in settings.items():
             setattr(shape, name, value)
+        _without_noise(shape)
         if layers is not None:
             text = shape.get_text_config()
             if layers > (known := text.num_hidden_layers):
@@ -176,6 +177,14 @@ def _load(
         for part in tower_of(model):
             part.requires_grad_(False)
     return model.to(device)
+
+
+def _without_noise(shape: Any) -> None:
+    """Set dropout and router jitter to 0: a pass has to be repeatable, in train mode too."""
+    for part in (shape, shape.get_text_config(), getattr(shape, "vision_config", None)):
+        for name, value in vars(part).items() if part is not None else ():
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(part, name, 0.0)
 
 
 def compile_layers(model: Any, *, backend: str | Callable[..., Any] = "inductor") -> None:

@@ -246,16 +246,6 @@ def weights_of(reads: TokenReads, place: RankContext) -> dict[int, int]:
     return weights
 
 
-def deal(weights: dict[int, int], *, parts: int, seed: Sequence[int]) -> dict[int, int]:
-    """Assign trajectories to optimizer steps (0 to parts - 1), balanced by tokens.
-
-    It depends on trajectories and seed alone, so that any number of ranks takes the same steps."""
-    names = sorted(weights)
-    order = np.random.default_rng(seed).permutation(len(names)).tolist()
-    chosen = balanced_parts([weights[n] for n in names], parts=parts, order=order)
-    return dict(zip(names, chosen, strict=True))
-
-
 class OptimizerSteps:
     """The optimizer steps of a batch: their trajectories, drawn again each epoch."""
 
@@ -273,10 +263,16 @@ class OptimizerSteps:
         self._weights = weights_of(reads, place) if parts > 1 else {}
 
     def deal(self, *, seed: Sequence[int]) -> dict[int, int]:
-        """Return each trajectory's optimizer step; with one step, of this rank's alone."""
+        """Return each trajectory's optimizer step, balanced by tokens; with one, of this rank's.
+
+        It depends on trajectories and seed alone, so that any number of ranks takes the same."""
         if self._parts == 1:
             return dict.fromkeys(self._reads.trajectories, 0)
-        return deal(self._weights, parts=self._parts, seed=seed)
+        names = sorted(self._weights)
+        order = np.random.default_rng(seed).permutation(len(names)).tolist()
+        tokens = [self._weights[name] for name in names]
+        chosen = balanced_parts(tokens, parts=self._parts, order=order)
+        return dict(zip(names, chosen, strict=True))
 
     def cut(self, dealt: dict[int, int]) -> list[list[MicroBatch]]:
         """Return this rank's micro-batches of each optimizer step. A collective.

@@ -128,6 +128,7 @@ class ModelSet:
                 network.gradient_checkpointing_enable({"use_reentrant": False})
                 network.train()
         self.place = self._place(rank, work, shares_rows=shares_rows)
+        policy.most = self.place.most
         self.reference = None
         if algorithm.kl is not None:
             self.reference = self._load_reference(shares_rows)

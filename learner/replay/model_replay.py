@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
@@ -93,10 +93,14 @@ def weights_after(run_dir: Path, update: int, batch_id: int | None) -> ModelWeig
     path = run_dir / "checkpoints" / f"step_{update}"
     if not path.is_dir() or mismatch(path) or read_manifest(path).get("batch_id") != batch_id:
         return {}
-    found: dict[str, dict[str, Tensor]] = {}
-    for name in (POLICY, CRITIC):
-        for file in sorted((path / name).glob("*.safetensors")):
-            found.setdefault(name, {}).update(load_file(file))
+    folders = ((name, path / name) for name in (POLICY, CRITIC))
+    return {name: _tensors_in(folder) for name, folder in folders if folder.is_dir()}
+
+
+def _tensors_in(folder: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found.update(load_file(file))
     return found
 
 
@@ -129,7 +133,7 @@ def replay_update(
     reports = [codec.decode(msgspec.msgpack.decode(path.read_bytes())) for path in paths]
     first, *others = (report for report in reports if isinstance(report, UpdateDone))
     diagnostics = [row for report in (first, *others) for row in report.diagnostics]
-    weights = {path.stem: load_file(path) for path in (beside / WEIGHTS).iterdir()}
+    weights = {path.name: _tensors_in(path) for path in (beside / WEIGHTS).iterdir()}
     done = replace(first, diagnostics=diagnostics)
     return ReplayedUpdate(done, weights, "cuda" if _on_gpus(config) else "cpu")
 
@@ -189,8 +193,7 @@ def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[
         (folder / f"{REPORT}-{rank}").write_bytes(msgspec.msgpack.encode(frames))
         models = trainer.models.whole()
         if rank == 0:
-            (folder / WEIGHTS).mkdir()
             for name, model in models.items():
-                save_file(model.weights, folder / WEIGHTS / f"{name}.safetensors")
+                trainer.models.save(name, folder / WEIGHTS / name, model)
     finally:
         torch.distributed.destroy_process_group()

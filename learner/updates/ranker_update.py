@@ -79,7 +79,9 @@ class RankerUpdate:
     def _step(self, examples: Sequence[Example], total: int) -> bool:
         """Step on this rank's share of `total` examples; return whether it was applied."""
         parts = [examples[first : first + BATCH] for first in range(0, len(examples), BATCH)]
-        passes = max(1, self._place.most(len(parts)))
+        # ZeRO 2 reduces in every backward pass, so that all ranks take as many.
+        own = torch.tensor(len(parts), device=self._place.device)
+        passes = max(1, int(self._place.largest(own)))
         for number in range(passes):
             part = parts[number] if number < len(parts) else []
             # Ranks without an example go through the same collectives.

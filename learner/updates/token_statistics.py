@@ -227,12 +227,10 @@ def tally_values(
 @torch.no_grad()
 def tally_spread(name: str, x: Tensor, mask: Tensor) -> Tally:
     """Tally x where `mask` (same shape) is set: `spreads` gives mean and extremes."""
-    kept = x.detach().to(torch.float64)[mask]
-    low = -kept.min() if kept.numel() else kept.new_tensor(-torch.inf)
-    high = kept.max() if kept.numel() else kept.new_tensor(-torch.inf)
+    x = x.detach().to(torch.float64)
     return Tally(
-        {f"{name}/sum": kept.sum(), f"{name}/count": mask.sum().to(torch.float64)},
-        {f"{name}/max": high, f"{name}/-min": low},
+        {f"{name}/sum": x[mask].sum(), f"{name}/count": _count(mask)},
+        {f"{name}/max": _max(x, mask), f"{name}/-min": _max(-x, mask)},
     )
 
 

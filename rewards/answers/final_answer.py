@@ -86,12 +86,21 @@ def find(text: str) -> FinalAnswer:
     if open_box is not None:
         return FinalAnswer(open_box, "marked")
     text = text[-_WIDE:]
-    if marked := _HASHES.findall(text) or _TAG.findall(text):
+    if marked := _hashed(text) or _TAG.findall(text):
         return FinalAnswer(marked[-1].strip(), "marked")
     bare = text.strip()
     if len(bare) <= SHORT and "\n" not in bare and _stands_alone(bare):
         return FinalAnswer(bare, "likely" if _words(bare) else "marked", bare)
     return FinalAnswer(*_likely(bare), _around(bare))
+
+
+def _hashed(text: str) -> list[str]:
+    """What stands behind `####`, as GSM8K writes answers; headings of Markdown are none."""
+    return [
+        match[1]
+        for match in _HASHES.finditer(text)
+        if not _words(match[1]) or not (text[match.end() :].strip() or _ANNOUNCED.search(match[1]))
+    ]
 
 
 def stated_value(text: str) -> str:

@@ -9,6 +9,7 @@ to nothing but itself. math-verify is loaded at its first use and never sets an 
 import logging
 import math
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +31,9 @@ _SUMS = ("\\sum", "\\prod", "\\int", "\\bigcup", "\\bigcap")
 # In running text a row of calculations without end costs math-verify's search its cube.
 _LONG_ROW = re.compile(r"[0-9.\s+*\u00d7/^()\u00f7-]{120,}")
 
-_DIVISION = re.compile(r"[/:]|\\[cdt]?frac|\\div")
+_DIVISION = re.compile(r"[/:]|\\[cdt]?frac|\\div|\^\s*\{?\s*-\s*[0-9]")
+_TASK = re.compile(r"\b(?:gcd|lcm|det|min|max|[bp]?mod)(?![a-z])|\\begin\{vmatrix\}")
+_TASKS = {"Sum", "Product", "Integral", "Limit", "Derivative", "Mod", "Max", "Min"}
 
 
 class _TooCostlyError(Exception):
@@ -186,27 +189,37 @@ def _verify(wanted: str, given: str) -> bool:
 def _is_undone(right: list[Any], said: list[Any]) -> bool:
     """Return whether a number is answered by a calculation: 50 by 43 - 39 + 46, 12 by 84/7.
 
-    Paid, it teaches a policy to repeat the numbers of the question. A power of ten, a root and a
-    factorial are forms of a number, a fraction is one unless the number is an integer."""
+    Paid, it teaches a policy to repeat the question. A power of ten, a root and a factorial are
+    forms of a number, a fraction is one unless the number is an integer."""
     number, formula = right[0], said[0]
-    if not getattr(number, "is_Number", False):
+    if _tasks_of(said) - _tasks_of(right):
+        return True
+    if not getattr(number, "is_Number", False) or getattr(formula, "is_Relational", False):
         return False
     factors = formula.args if getattr(formula, "is_Mul", False) else ()
+    factors = [x.base if x.is_Pow and x.exp == 1 else x for x in factors]
     return (
         getattr(formula, "is_Add", False)
-        or _sums_up(formula)
+        or any(getattr(x, "is_Add", False) and x.is_rational for x in _walk(formula))
         or sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in factors) > 1
         or (number.is_Integer and _divides(said) and not _divides(right))
     )
 
 
-def _sums_up(formula: Any) -> bool:
-    """Return whether rational numbers are added anywhere in a formula, equations apart."""
+def _tasks_of(parsed: list[Any]) -> set[str]:
+    """What a text leaves to be calculated as a question would: an integral, a sum, a remainder."""
+    formula = parsed[0]
     if getattr(formula, "is_Relational", False):
-        return False
-    if getattr(formula, "is_Add", False) and formula.is_rational:
-        return True
-    return any(map(_sums_up, getattr(formula, "args", ())))
+        formula = formula.rhs
+    named = set(_TASK.findall(str(parsed[-1]).rpartition("=")[2]))
+    return named | {type(part).__name__ for part in _walk(formula)} & _TASKS
+
+
+def _walk(formula: Any) -> Iterator[Any]:
+    """A formula and all that it is made of."""
+    yield formula
+    for part in getattr(formula, "args", ()):
+        yield from _walk(part)
 
 
 def _divides(parsed: list[Any]) -> bool:

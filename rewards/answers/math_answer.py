@@ -72,13 +72,19 @@ def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
     choice = read_letter(wanted)
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
         return chosen == choice[0]
-    likely = tidy(found.answer)
+    likely, end = tidy(found.answer), tidy(stated_value(found.around))
+    if found.certainty == "perhaps" and all(map(_is_numeric, filter(None, (likely, wanted)))):
+        # One answer alone: the number that is stated last, else the one that is set apart.
+        if end and _is_numeric(end):
+            return _same(wanted, end)
+        if likely:
+            return _same(wanted, likely)
     if likely:
         if found.certainty == "likely" and _is_numeric(wanted) and _is_numeric(likely):
             return _same(wanted, likely)
         if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
             return True
-    if (end := stated_value(found.around)) and _same(wanted, tidy(end)):
+    if end and _same(wanted, end):
         return True
     return formula.found_in(found.around, wanted)
 

@@ -100,6 +100,11 @@ _UNIT_TEXT = re.compile(
     r"(?:\\text\{([^{}]*)\}|([A-Za-z\u00b0\u00b5\u03a9%][A-Za-z\u00b0\u00b5\u03a9%. /*-]*))"
     r"(?:\s*(?:\^\s*\{?\s*(-?[0-9])\s*\}?))?"
 )
+_CHINESE = re.compile(
+    r"(?!.*(?:[\u4e07\u4ebf\u767e\u51e0\u591a\u4f59\u534a\u6210\u6298\u53c8\u4e0d\u6216\u548c\u81f3\u5230]|\u5206\u4e4b"
+    r"|\u5343(?![\u7c73\u514b\u74e6])))[\u4e00-\u9fff]{1,8}(?:/[\u4e00-\u9fff]{1,4})?"
+)
+"""A unit or things counted; what makes another number of it (10,000, half, more) is none."""
 _SCALES = re.compile(
     r"\b(?:hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?|pi|squared"
     r"|cubed|factorial|times|plus|minus|over|root|mod|th|nd|rd|or|and|to|of|more|less|if|when|for"
@@ -198,6 +203,13 @@ def _unit(text: str, *, spaced: bool) -> str | None:
     """The unit that the text behind a number is, None when it is something else."""
     if text in ("%", "\u00b0"):
         return text
+    plain = _one_text(text)
+    if _CHINESE.fullmatch(plain):
+        return plain
+    # `2m` is a product.
+    sure = "\\text" in text or "\u00b0" in text or spaced or sum(map(str.isalpha, plain)) > 1
+    if sure and read_unit(plain) not in (None, read_unit("%"), read_unit("\u00b0")):
+        return plain
     match = _UNIT_TEXT.fullmatch(text)
     if match is None:
         return None
@@ -213,6 +225,16 @@ def _unit(text: str, *, spaced: bool) -> str | None:
     if match[1] is None and not sure and not (spaced and letters > 3):
         return None
     return f"{word}^{match[3]}" if match[3] else word
+
+
+def _one_text(text: str) -> str:
+    """A unit as `read_unit` reads it: `\\text{m}/\\text{s}^{2}`, `kg\\cdot m`, `\\mu\\text{m}`."""
+    text = re.sub(r"(?:\\mu(?![a-zA-Z])|\u03bc)\s*", "\u00b5", text)
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\s*\\cdot\s*", "*", text)
+    text = re.sub(r"\\Omega(?![a-zA-Z])|\u2126", "\u03a9", text)
+    text = re.sub(r"\s*\^\s*\{?\s*(-?[0-9])\s*\}?", r"^\1", text)
+    return re.sub(r"\u00b0\s+(?=[CF]$)", "\u00b0", text).strip(" .,")
 
 
 def _point(text: str) -> str:

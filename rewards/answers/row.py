@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.final_answer import wanted_answer
 from rewards.functions.results import Verdict
 
 
@@ -23,11 +24,9 @@ def column(item: ScoreItem, name: str) -> Any:
     return found[name]
 
 
-def right_answer(item: ScoreItem) -> str:
-    """The row's right answer; ValueError where there is none."""
-    if not item.answer.strip():
-        raise ValueError("the right answer is empty")
-    return item.answer
+def right_answer(item: ScoreItem, marker: str | None = None) -> str:
+    """The row's right answer, behind the marker if that stands in it; ValueError without one."""
+    return wanted_answer(item.answer, marker)
 
 
 def right_or_wrong(right: bool, **parts: float) -> Verdict:

@@ -91,6 +91,16 @@ _TEMPERATURES = {
     "\u00b0C": Unit((("H", 1),), Fraction(1), Fraction("273.15")),
     "\u00b0F": Unit((("H", 1),), Fraction(5, 9), Fraction(229835, 900)),
 }
+_CHINESE = {
+    "\u5343\u7c73": "km", "\u516c\u91cc": "km", "\u7c73": "m", "\u5206\u7c73": "dm",
+    "\u5398\u7c73": "cm", "\u6beb\u7c73": "mm", "\u5343\u514b": "kg", "\u516c\u65a4": "kg",
+    "\u514b": "g", "\u5428": "t", "\u5347": "L", "\u6beb\u5347": "mL", "\u5c0f\u65f6": "h",
+    "\u65f6": "h", "\u5206\u949f": "min", "\u79d2": "s", "\u5929": "d", "\u5ea6": "\u00b0",
+}  # fmt: skip
+_CHINESE_POWERS = {"\u5e73\u65b9": "^2", "\u7acb\u65b9": "^3"}
+_CHINESE_UNIT = re.compile(
+    rf"({'|'.join(_CHINESE_POWERS)})?({'|'.join(sorted(_CHINESE, key=len, reverse=True))})(?=/|$)"
+)
 _DECORATION = re.compile(r"\\text|[{}$\\]|\\cdot")
 _FACTOR = re.compile(r"([a-zA-Z\u00b5\u03a9\u00b0%]+)(?:\^?\(?([-+]?[0-9])\)?)?")
 
@@ -101,6 +111,9 @@ def read_unit(text: str) -> Unit | None:
     bare = _DECORATION.sub(" ", text.replace("\\cdot", "*")).strip(" .,")
     if not bare or len(bare) > 60:
         return None
+    bare = _CHINESE_UNIT.sub(
+        lambda match: _CHINESE[match[2]] + _CHINESE_POWERS.get(match[1], ""), bare
+    )
     words = bare.replace("degrees ", "\u00b0").replace("degree ", "\u00b0")
     words = words.replace("Celsius", "C").replace("Fahrenheit", "F").replace("celsius", "C")
     if found := _TEMPERATURES.get(words.replace(" ", "")):

@@ -84,7 +84,7 @@ class Options(StrictModel):
     top_logprobs: int = Field(default=20, ge=2)
     """Number of most likely tokens to request."""
 
-    pattern: str = rf"(?:score|rating)\W{{0,8}}(?P<{GROUP}>-?\d+(?:\.\d+)?)"
+    pattern: str = rf"(?:score|rating)\W{{0,8}}?(?P<{GROUP}>-?(?:\d+(?:\.\d+)?|\.\d+))"
     """Expression of Python with a group `score`, whose last match is the score of free and of
     numbers; capitals do not matter."""
 

@@ -41,7 +41,7 @@ def build(options: Options) -> Verifier:
     def judge(item: ScoreItem) -> Verdict:
         texts = _texts(column(item, options.options_column)) if options.options_column else {}
         letters = "".join(texts) or LETTERS[: options.num_options]
-        wanted = _wanted(right_answer(item), texts, letters)
+        wanted = _wanted(right_answer(item, options.answer_marker), texts, letters)
         given = marked_part(item.text, options.answer_marker)
         chosen = _chosen(given, texts, letters)
         return right_or_wrong(chosen == wanted, answered=float(chosen is not None))
@@ -54,7 +54,7 @@ def _texts(found: Any) -> dict[str, str]:
     if isinstance(found, Mapping):
         texts = {str(letter).strip("(). ").upper(): str(text) for letter, text in found.items()}
     elif isinstance(found, Sequence) and not isinstance(found, str):
-        texts = dict(zip(LETTERS, map(_unlabelled, found), strict=False))
+        texts = dict(zip(LETTERS, _unlabelled(list(map(str, found))), strict=False))
     else:
         raise ValueError(f"the options are {type(found).__name__}, neither a list nor an object")
     if len(texts) < 2 or len(found) > len(LETTERS) or any(name not in LETTERS for name in texts):
@@ -62,16 +62,18 @@ def _texts(found: Any) -> dict[str, str]:
     return texts
 
 
-def _unlabelled(text: Any) -> str:
-    """An option without a letter of its own (`B) Rome`)."""
-    labelled = read_letter(str(text))
-    return labelled[1] if labelled and labelled[1] and str(text)[1:2] in ").:" else str(text)
+def _unlabelled(texts: list[str]) -> list[str]:
+    """Options without their letters (`A) Rome`, `B) Pisa`); one like `C. elegans` stays."""
+    labelled = [read_letter(text) for text in texts]
+    both = zip(labelled, LETTERS, strict=False)
+    own = all(read is not None and read[1] and read[0] == name for read, name in both)
+    return [read[1] for read in labelled if read] if own else texts
 
 
 def _wanted(answer: str, texts: Mapping[str, str], letters: str) -> str:
     same = [letter for letter, text in texts.items() if _plain(text) == _plain(answer)]
     letter = _letter(answer, letters)
-    if letter is None and len(same) == 1:
+    if len(same) == 1 and len(_plain(answer)) > 1:
         letter = same[0]
     if letter is None:
         raise ValueError(
@@ -82,9 +84,11 @@ def _wanted(answer: str, texts: Mapping[str, str], letters: str) -> str:
 
 def _chosen(text: str, texts: Mapping[str, str], letters: str) -> str | None:
     found = find(text)
+    said = [letter for letter, option in texts.items() if _plain(option) == _plain(found.answer)]
+    if len(said) == 1 and len(_plain(found.answer)) > 1:
+        return said[0]
     if found.marked and (letter := _letter(found.answer, letters)):
         return letter
-    said = [letter for letter, option in texts.items() if _plain(option) == _plain(found.answer)]
     if len(said) == 1:
         return said[0]
     return said_letter(text, letters)

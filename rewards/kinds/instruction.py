@@ -130,7 +130,7 @@ class Json(StrictModel):
                 return True
             validator = jsonschema.validators.validator_for(self.json_schema)(self.json_schema)
             return bool(validator.is_valid(value))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, ArithmeticError):
             return False
 
 
@@ -216,7 +216,9 @@ def read_checks(found: object) -> tuple[Check, ...]:
 def _count(text: str, unit: str) -> int:
     match unit:
         case "words":
-            return len(_WORD.findall(text))
+            # Marks on letters (vowels of Hindi, accents) are no letters, and part no word.
+            bare = (char for char in text if not unicodedata.category(char).startswith("M"))
+            return len(_WORD.findall("".join(bare)))
         case "sentences":
             ends = list(_SENTENCE_END.finditer(text))
             rest = text[ends[-1].end() :] if ends else text
@@ -254,7 +256,8 @@ def build(options: Options) -> Verifier:
 
     def judge(item: ScoreItem) -> Verdict:
         checks = (*options.checks, *(read_checks(column(item, name)) if name else ()))
-        held = [check.passes(item.text) for check in checks]
+        # Nothing said follows no instruction.
+        held = [bool(item.text.strip()) and check.passes(item.text) for check in checks]
         parts = {
             f"{number}_{check.type}": float(holds)
             for number, (check, holds) in enumerate(zip(checks, held, strict=True), start=1)

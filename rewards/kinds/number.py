@@ -22,7 +22,7 @@ from rewards.answers.units import read_unit
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
-_BEGIN = re.compile(r"(?<![\w.,\\{/^])[-+]?(?:[0-9]|\.[0-9]|\\frac\{)")
+_BEGIN = re.compile(r"(?<![A-Za-z0-9_.,\\{/^])[-+]?(?:[0-9]|\.[0-9]|\\frac\{)")
 _MOST_NUMBERS = 50
 
 
@@ -47,7 +47,7 @@ def build(options: Options) -> Verifier:
     """Build the verifier. The part `error`: the relative difference, if there is one."""
 
     def judge(item: ScoreItem) -> Verdict:
-        wanted = _quantity(right_answer(item))
+        wanted = _quantity(right_answer(item, options.answer_marker))
         if wanted is None:
             raise ValueError(f"the right answer {item.answer[:60]!r} is not one number")
         given = _given(marked_part(item.text, options.answer_marker))

@@ -42,7 +42,7 @@ def build(options: Options) -> Verifier:
         return text.casefold() if options.ignore_case else text
 
     def judge(item: ScoreItem) -> Verdict:
-        wanted = plain(right_answer(item))
+        wanted = plain(right_answer(item, options.answer_marker))
         found = plain(said_part(item.text, options.thought, options.answer_marker))
         edits = edit_distance(found, wanted)
         score = 1 - edits / max(len(found), len(wanted))

@@ -32,7 +32,7 @@ from sandbox.interpreter import interpreter_for
 from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
 
-_BLOCK = re.compile(r"^```[ \t]*\w*[ \t]*\r?\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```[ \t]*(\w*)[ \t]*\r?\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 _CODE_BEGINS = re.compile(r"^(?:from|import|def|async|class|@)", re.MULTILINE)
 OUTPUT_BYTES = 4 * MIB
 """Kept of a program's output: a test with more of it cannot be passed."""
@@ -84,7 +84,7 @@ def build(options: Options) -> Verifier:
         contest = read_contest(columns, most=options.max_tests)
         if contest is None:
             return _verdict(run(program_of(item.prompt, item.text, columns)), options)
-        code = code_of(item.text, contest.function)
+        code = code_of(item.text, contest.function, "Solution")
         if contest.function is not None:
             return _verdict(run(function_program(code, contest, _defines)), options)
         done = run_contest(code, contest, run, seconds=options.seconds, to_end=options.partial)
@@ -119,7 +119,8 @@ def program_of(prompt: str, text: str, columns: Mapping[str, Any]) -> Program:
     setup = [*_texts(columns.get("test_imports")), str(columns.get("test_setup_code") or "")]
     each = (*tests, *_texts(columns.get("challenge_test_list")))
     names = tuple(builtin_names(tests, str(columns.get("code") or "")))
-    return Program(code_of(text), checks=Checks(each, setup="\n".join(setup), names=names))
+    code = code_of(text, *names, *foreign_names(each))
+    return Program(code, checks=Checks(each, setup="\n".join(setup), names=names))
 
 
 def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
@@ -145,18 +146,21 @@ def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
     return sorted(first)
 
 
-def code_of(text: str, entry: str | None = None) -> str:
-    """Return the last fenced block, preferably one that defines `entry`, else the text."""
-    blocks = [match[1] for match in _BLOCK.finditer(text)]
-    if not blocks:
+def code_of(text: str, *entries: str | None) -> str:
+    """Return the last fenced block, preferably one that defines one of `entries`, else one that
+    says that it is Python; without any block the text."""
+    found = [(match[1].lower(), match[2]) for match in _BLOCK.finditer(text)]
+    if not found:
         return text
-    defining = [block for block in blocks if entry and _defines(block, entry)]
-    return (defining or blocks)[-1]
+    blocks = [block for _, block in found]
+    defining = [each for each in blocks if any(name and _defines(each, name) for name in entries)]
+    python = [block for language, block in found if language in ("python", "python3", "py")]
+    return (defining or python or blocks)[-1]
 
 
 def prompt_code(prompt: str, entry: str) -> str:
     """Return a prompt's longest run of lines that is Python and defines `entry`, or ""."""
-    for text in (prompt, *(match[1] for match in _BLOCK.finditer(prompt))):
+    for text in (prompt, *(match[2] for match in _BLOCK.finditer(prompt))):
         if _defines(text, entry):
             return text
     for begin in _CODE_BEGINS.finditer(prompt):

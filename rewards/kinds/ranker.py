@@ -10,7 +10,7 @@ along; each verdict says which it was. A row without a click is `invalid`, never
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -106,13 +106,14 @@ def _judged(
     from learner.ranking.metrics import ndcg, order_of, reciprocal_rank
 
     try:
-        ranked, lacks = clean_list(ranked_list_of(json.loads(item.info), "the row"))
+        row = ranked_list_of(json.loads(item.info), "the row")
+        ranked, lacks = clean_list(row)
     except UserError as error:
         raise InvalidRewardError(str(error)) from error
     if lacks:
         raise InvalidRewardError(f"the row is {lacks.replace('_', ' ')}")
     if options.answer == "order":
-        order = _order(item.text, len(ranked.candidates))
+        order = _order(item.text, row.candidates, ranked.candidates)
         scores, model = score(ranked, version) if options.pays == "score" else ([], None)
     else:
         scores, model = score(replace(ranked, query=item.text), version)
@@ -126,8 +127,11 @@ def _judged(
     return Verdict(parts[options.pays], rank == 1.0, parts, model=model)
 
 
-def _order(text: str, count: int) -> list[int]:
-    """Places of candidates by an answer's numbers; what it does not name comes behind."""
+def _order(text: str, shown: Sequence[str], kept: Sequence[str]) -> list[int]:
+    """Places of kept candidates by an answer's numbers of those in the row, which may have empty
+    and repeated ones besides; what it does not name comes behind."""
     named = [int(number) - 1 for number in re.findall(r"\d{1,6}", text)]
-    first = [place for place in dict.fromkeys(named) if 0 <= place < count]
-    return first + [place for place in range(count) if place not in first]
+    places = {candidate: place for place, candidate in enumerate(kept)}
+    said = (places.get(shown[number]) for number in named if 0 <= number < len(shown))
+    first = [place for place in dict.fromkeys(said) if place is not None]
+    return first + [place for place in range(len(kept)) if place not in first]

@@ -31,8 +31,9 @@ MAX_HEAP_BYTES = 1 << 29
 MAX_QUERY = 1 << 16
 _STEPS_AT_ONCE = 1000
 
-_FENCE = re.compile(r"```[ \t]*([a-zA-Z]*)[ \t]*\n(.*?)```", re.DOTALL)
-_QUERY = re.compile(r"^[ \t]*(?:SELECT|WITH|VALUES)\b.*", re.IGNORECASE | re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*(\w*)[ \t]*\r?\n(.*?)```", re.DOTALL)
+_BEGINS = r'(?:SELECT|VALUES|WITH\s+(?:RECURSIVE\s+)?(?:"[^"]*"|\S+)\s*(?:\([^()]*\)\s*)?AS)\b'
+_QUERY = re.compile(rf"^[ \t]*{_BEGINS}.*", re.IGNORECASE | re.MULTILINE | re.DOTALL)
 _STATEMENT = re.compile(r"(?:[^;'\"]+|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")*")
 _INNER = re.compile(r"\([^()]*\)")
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -88,9 +89,9 @@ def build(options: Options) -> Verifier:
 
 def query_of(text: str) -> str:
     """Return the query: last code block, else from SELECT or WITH, else all; without `;`."""
-    blocks = _FENCE.findall(text)
+    blocks = [block for _, block in _FENCE.findall(text)]
     if blocks:
-        text = blocks[-1][1]
+        text = ([block for block in blocks if _QUERY.search(block)] or blocks)[-1]
     elif match := _QUERY.search(text):
         statement = _STATEMENT.match(match[0])
         assert statement is not None

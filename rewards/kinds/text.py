@@ -52,7 +52,8 @@ def build(options: Options) -> Verifier:
     def judge(item: ScoreItem) -> Verdict:
         given = _plain(marked_part(item.text, options.answer_marker), options)
         if options.match == "exact":
-            return right_or_wrong(_folded(given, options) == _folded(right_answer(item), options))
+            right = right_answer(item, options.answer_marker)
+            return right_or_wrong(_folded(given, options) == _folded(right, options))
         wanted = pattern or _of_row(right_answer(item), options)
         found = wanted.search(given) if options.match == "regex" else wanted.fullmatch(given)
         filled = found.groups() if found and options.match == "format" else ()
@@ -60,7 +61,8 @@ def build(options: Options) -> Verifier:
             return right_or_wrong(False, format=0.0)
         group = options.answer_group
         said = None if group is None else _folded(found[group] or "", options)
-        if said is None or said == _folded(right_answer(item), options):
+        marker = options.answer_marker
+        if said is None or said == _folded(right_answer(item, marker), options):
             return right_or_wrong(True, format=1.0)
         return Verdict(options.format_reward, False, {"correct": 0.0, "format": 1.0})
 

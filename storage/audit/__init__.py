@@ -8,11 +8,4 @@ from storage.audit.findings import KINDS, Finding
 from storage.audit.repair import RepairReport, repair
 from storage.audit.run_audit import AuditReport, audit_run
 
-__all__ = [
-    "KINDS",
-    "AuditReport",
-    "Finding",
-    "RepairReport",
-    "audit_run",
-    "repair",
-]
+__all__ = ["KINDS", "AuditReport", "Finding", "RepairReport", "audit_run", "repair"]

@@ -154,7 +154,8 @@ class LedgerChecks:
 
     def _compare(self, ledger: Mapping[str, float], where: str) -> None:
         counts = count(self._facts)
-        for name, tokens in flat(counts).items():
+        reasons = {name: 0 for name in ledger if name.startswith("dropped/")}
+        for name, tokens in (reasons | flat(counts)).items():
             if name in ledger and ledger[name] != tokens:
                 text = f"{name} is {ledger[name]:,.0f} and the journal holds {tokens:,}"
                 self._findings.add("ledger", where, text)

@@ -8,6 +8,7 @@ step.
 from collections.abc import Iterable
 
 from headrace.protocol.records import record_types as r
+from headrace.run_files.update_log import first_ids
 from storage.audit.journal_facts import RecordChecks, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.audit.reading import JournalRecord
 
@@ -259,17 +260,12 @@ class UpdateChecks(RecordChecks):
         """Check that a rollback names exactly what the updates that it undoes had."""
         missing, more = set(undone) - set(said), set(said) - set(undone)
         if missing:
-            self._say("rollback", f"{name} leaves out {what} {_some(missing)}")
+            self._say("rollback", f"{name} leaves out {what} {first_ids(missing)}")
         if more or len(set(said)) < len(said):
-            self._say("rollback", f"{name} gives back {what} {_some(more)} that it does not undo")
+            text = f"{name} gives back {what} {first_ids(more)} that it does not undo"
+            self._say("rollback", text)
 
 
 def _release_value(trajectory: TrajectoryFacts) -> None:
     trajectory.value = "waiting"
     trajectory.value_lineage = trajectory.value_update = None
-
-
-def _some(ids: set[int]) -> str:
-    """The first few of some ids."""
-    shown = ", ".join(str(each) for each in sorted(ids)[:4])
-    return shown + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")

@@ -24,11 +24,11 @@ from storage.exports.columns import field
 from storage.exports.pages import Page
 from storage.journal.segments import read_batches
 from storage.text.detokenize import TextDecoder
-from storage.text.token_table import SOURCES
+from storage.text.token_table import ROLES, SOURCES
 
 Chat = list[dict[str, str]]
-_ROLES = {"policy": "assistant", "tool": "tool", "environment": "user"}
-"""By who wrote a message."""
+_SPEAKERS = ("policy", "tool", "environment")
+"""Sources of messages; the others write what is between them."""
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 """As `datasets.Image` reads them."""
 CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -38,6 +38,7 @@ class _PromptRecord(msgspec.Struct):
     """The fields that are read of a prompt's record."""
 
     prompt_id: str
+    prompt_ids: bytes
     messages: str = ""
     media: list[MediaRun] = []
 
@@ -52,12 +53,16 @@ class PromptChats:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
         self._chats: dict[str, Chat] = {}
         self._images: dict[str, list[Path]] = {}
+        self._unread: set[str] = set()
+        """Prompts of agents: what the policy reads is in the answer."""
         for batch in read_batches(reader.journal):
             issues = batch.filter(pc.equal(batch.column("kind"), GroupIssued.__name__))
             for body in issues.column("body").to_pylist():
                 issue = decoder.decode(body)
                 if issue.messages and issue.prompt_id not in self._chats:
                     self._chats[issue.prompt_id] = _plain(json.loads(issue.messages))
+                if not issue.prompt_ids:
+                    self._unread.add(issue.prompt_id)
                 if issue.media and issue.prompt_id not in self._images:
                     files = [reader.run_dir / MEDIA / run.digest for run in issue.media]
                     self._images[issue.prompt_id] = files
@@ -74,22 +79,29 @@ class PromptChats:
         return [{"bytes": file.read_bytes(), "path": str(file)} for file in files]
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
-        """A prompt as a chat: a plain one is what the user says."""
+        """A prompt as a chat: a plain one is what the user says, an agent's is not read."""
+        if prompt_id in self._unread:
+            return []
         return self._chats.get(prompt_id) or [{"role": "user", "content": text}]
 
 
-def response_chats(page: Page, decoder: TextDecoder) -> list[Chat]:
-    """Each trajectory's response as a chat: the policy's turns are the assistant's messages.
+def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[int]]]:
+    """Each trajectory's response as a chat, and which of its messages are the policy's turns.
     Template text is left out."""
-    sources, turns = page.tokens.sources.astype(np.int64), page.tokens.turns.astype(np.int64)
-    runs = np.flatnonzero(np.diff(turns * len(SOURCES) + sources)) + 1
+    sources, turns, roles = (
+        codes.astype(np.int64)
+        for codes in (page.tokens.sources, page.tokens.turns, page.tokens.roles)
+    )
+    runs = np.flatnonzero(np.diff((turns * len(SOURCES) + sources) * len(ROLES) + roles)) + 1
     borders = np.unique(np.concatenate([runs, page.borders]))
     texts = decoder.texts(page.tokens.token_ids, borders)
-    chats: list[Chat] = [[] for _ in range(page.size)]
+    chats: list[tuple[Chat, list[int]]] = [([], []) for _ in range(page.size)]
     whose = np.searchsorted(page.borders, borders[:-1], side="right") - 1
     for text, start, row in zip(texts, borders[:-1].tolist(), whose.tolist(), strict=True):
-        if role := _ROLES.get(SOURCES[sources[start]]):
-            chats[row].append({"role": role, "content": text})
+        if (source := SOURCES[sources[start]]) in _SPEAKERS:
+            chat, own = chats[row]
+            own += [len(chat)] * (source == "policy")
+            chat.append({"role": ROLES[roles[start]], "content": text})
     return chats
 
 

@@ -55,6 +55,8 @@ class Answer(NamedTuple):
     scalars: dict[str, Any]
     text: str
     chat: Chat
+    own: list[int]
+    """Places of the policy's turns in the chat."""
 
 
 class SftRows(RowsOfTrajectories):
@@ -102,7 +104,7 @@ class SftRows(RowsOfTrajectories):
             yield ExportPart(page.size, from_rows(self.schema, list(self._rows(page, seen))))
 
     def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:
-        for scalars, text, chat in answers_of(page, self._decoder):
+        for scalars, text, chat, own in answers_of(page, self._decoder):
             said = f"{scalars['prompt_id']}\0{text}"
             key = hashlib.blake2b(said.encode(), digest_size=16).digest()
             if key in seen:
@@ -111,7 +113,6 @@ class SftRows(RowsOfTrajectories):
             prompt = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
             scalars = {**scalars, "images": self._chats.images(scalars["prompt_id"])}
             if self._layout == "turns":
-                own = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
                 for turn, i in enumerate(own):
                     before = {"prompt": [*prompt, *chat[:i]], "completion": [chat[i]]}
                     yield {**scalars, **before, "turn": turn}
@@ -129,7 +130,7 @@ def answers_of(page: Page, decoder: TextDecoder) -> Iterator[Answer]:
     """All answers of a page."""
     texts = decoder.texts(page.tokens.token_ids, page.borders)
     for row, (text, chat) in enumerate(zip(texts, response_chats(page, decoder), strict=True)):
-        yield Answer({name: values[row] for name, values in page.scalars.items()}, text, chat)
+        yield Answer({name: values[row] for name, values in page.scalars.items()}, text, *chat)
 
 
 class PreferenceRows:

@@ -147,7 +147,8 @@ class _DatasetWriter:
         (folder / state).write_text(json.dumps(settings), encoding="utf-8")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._file.write_batch(batch.cast(self._schema))
+        for part in _parts(batch, _BATCH_BYTES):
+            self._file.write_batch(part.cast(self._schema))
 
     def close(self) -> None:
         self._file.close()
@@ -161,12 +162,23 @@ class _TextWriter:
             self._file.write(csv_header(schema.names).encode())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rows = max(1, batch.num_rows * _TEXT_BYTES // max(batch.nbytes, 1))
-        for first in range(0, batch.num_rows, rows):
-            self._file.write(_bytes_of(self._lines(batch.slice(first, rows))))
+        for part in _parts(batch, _TEXT_BYTES):
+            self._file.write(_bytes_of(self._lines(part)))
 
     def close(self) -> None:
         self._file.close()
+
+
+def _parts(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """A batch in parts of about `most` bytes, its words counted in each row that has them."""
+    size = batch.nbytes
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            lengths = pc.binary_length(column.dictionary).take(column.indices)
+            size += pc.sum(lengths).as_py() or 0
+    rows = max(1, batch.num_rows * most // max(size, 1))
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)
 
 
 def _bytes_of(lines: pa.StringArray) -> memoryview:

@@ -146,13 +146,14 @@ def _located(folder: Path) -> list[LocatedBatch]:
         about = {path: path.stat() for path in paths}
         stamps = {path: (now.st_size, now.st_mtime_ns) for path, now in about.items()}
         same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
-        found = [located for located in known.found if located[0].path in same]
+        unchanged = frozenset(same)
+        found = [located for located in known.found if located[0].path in unchanged]
         if len(same) < len(paths):
             first = max(0, rows_before(paths[len(same)])) if same else 0
             found += [
                 (place, frozenset(zip(*(batch[name].to_pylist() for name in _UPDATE), strict=True)))
                 for place, batch in locate_batches(folder, first)
-                if place.path not in same
+                if place.path not in unchanged
             ]
         _INDEXES[folder] = _FolderIndex(stamps, found)
         if len(_INDEXES) > _INDEXED_FOLDERS:

@@ -134,7 +134,7 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
             if at is not None and at < begun:
                 stages.append(("waiting", at, begun))
             rows.append((key, "training", begun, done, trained_as))
-            at = done if at is not None else None
+            at = None if at is None else max(at, done)
         rows += [(key, stage, start, end, version) for stage, start, end in stages]
     frame = pd.DataFrame(rows, columns=["trajectory_id", "stage", "start", "end", "version"])
     frame = frame[frame["end"] > frame["start"]]

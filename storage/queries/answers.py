@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from sqlalchemy import select
 
-from storage.database.reader import RunReader, open_run
+from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import Prompt, Trajectory
 from storage.database.trajectory_rows import joined
 from storage.journal.responses import ResponseSelection, chunks_of, read_responses
@@ -69,21 +69,24 @@ def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
     """The first tokens of these answers as text. Answers without tokens are left out; so are all
     without a tokenizer, or where they lie more than MAX_DISTANCE records apart."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
-    query = select(Trajectory.trajectory_id, Trajectory.first_offset).where(
+    # What an environment says first comes before the answer's own tokens.
+    has_turns = bool(read_config(run_dir).get("environment"))
+    last = Trajectory.last_offset if has_turns else Trajectory.first_offset
+    query = select(Trajectory.trajectory_id, Trajectory.first_offset, last).where(
         Trajectory.run == reader.key,
         Trajectory.trajectory_id.in_(ids),
         Trajectory.first_offset.is_not(None),
     )
-    places = {key: (offset, offset) for key, offset in reader.rows(query)}
+    places = {key: (first, end) for key, first, end in reader.rows(query)}
     found: dict[int, str] = {}
     if decoder is None:
         return found
     for chunks in near_chunks(reader, places):
-        pairs = zip(
-            *(chunks.column(n).to_pylist() for n in ("trajectory_id", "token_ids")), strict=True
-        )
-        for key, tokens in pairs:
-            if key not in found:
+        names = ("trajectory_id", "lease_id", "token_ids")
+        for key, lease, tokens in zip(
+            *(chunks.column(name).to_pylist() for name in names), strict=True
+        ):
+            if lease >= 0 and tokens and key not in found:
                 found[key] = decoder.text(np.array(tokens[:BEGINNING_TOKENS], np.int32))
     return found
 

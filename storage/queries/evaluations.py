@@ -82,16 +82,19 @@ def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
         .limit(2)
     )
     before, own = [*([None] if number == 1 else []), *ended, None, None][:2]
-    groups = (
-        select(Group.group_id)
-        .where(Group.run == reader.key, text(f"groups.{EVALUATION_GROUPS}"))
-        .where(Group.offset > (before.offset if before else -1))
-        .order_by(Group.offset.desc())
+    # A branch of an agent's episode has no position; it is no answer of the evaluation.
+    mine = (
+        Group.run == reader.key,
+        text(f"groups.{EVALUATION_GROUPS}"),
+        Group.offset > (before.offset if before else -1),
+        Group.position >= 0,
     )
+    groups = select(func.max(Group.group_id)).where(*mine).group_by(Group.position)
     if number < 1 or (number > 1 and before is None):
         groups = groups.limit(0)
     elif own is not None:
-        groups = groups.where(Group.offset < own.offset).limit(own.num_prompts)
+        groups = select(Group.group_id).where(*mine, Group.offset < own.offset)
+        groups = groups.order_by(Group.offset.desc()).limit(own.num_prompts)
     return [Trajectory.group_id.in_(groups)]
 
 
@@ -134,7 +137,7 @@ def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.Da
             case((t.purpose == "eval", ended + 1)).label("evaluation"),
         )
         .join(Group, (Group.run == t.run) & (Group.group_id == t.group_id))
-        .where(Group.run == reader.key, Group.prompt_id == prompt_id)
+        .where(Group.run == reader.key, Group.prompt_id == prompt_id, t.purpose != "probe")
         .order_by(t.trajectory_id.desc())
         .limit(most)
     )

@@ -132,7 +132,7 @@ def reward_failures(run_dir: Path) -> list[RewardFailures]:
     reader, t = open_run(run_dir), Trajectory
     query = (
         select(t.reward_source, t.reward_status, func.count(), func.max(t.trajectory_id))
-        .where(t.run == reader.key, t.reward_error.is_not(None))
+        .where(t.run == reader.key, t.reward_error.is_not(None), t.purpose != "probe")
         .group_by(t.reward_source, t.reward_status)
         .order_by(func.count().desc(), t.reward_source)
     )  # fmt: skip

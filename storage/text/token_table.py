@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import DropReason
-from headrace.protocol.token_spans import Float32, Int32, MarkName, Source, Streams
+from headrace.protocol.token_spans import Float32, Int32, MarkName, Source, Speaker, Streams
 from storage.journal.diagnostics import WindowDiagnostics, WindowKey
 from storage.journal.responses import Int64, Response, Responses, covered
 
 Codes = npt.NDArray[np.int8]
 """Places in a tuple of names; -1: none."""
 SOURCES: tuple[str, ...] = get_args(Source)
+ROLES: tuple[str, ...] = get_args(Speaker)
 MARKS: tuple[str, ...] = get_args(MarkName)
 REASONS: tuple[str, ...] = get_args(DropReason)
 _REASONS = {reason: code for code, reason in enumerate(REASONS)}
@@ -35,6 +36,8 @@ class TokenTable(NamedTuple):
     sources: Codes
     """The token's author, of SOURCES."""
     turns: Int32
+    roles: Codes
+    """Who says it in the conversation, of ROLES."""
     marks: Codes
     """The mark on its sampling, of MARKS."""
     loss_weights: Float32
@@ -113,6 +116,7 @@ def token_tables(
         responses.versions,
         sources=np.full(size, SOURCES.index("policy"), np.int8),
         turns=np.zeros(size, np.int32),
+        roles=np.full(size, ROLES.index("assistant"), np.int8),
         marks=np.full(size, -1, np.int8),
         loss_weights=sampled.astype(np.float32),
         window_index=np.full(size, -1, np.int32),
@@ -175,6 +179,7 @@ def _say(table: TokenTable, streams: Streams, first: int) -> None:
         here = slice(first + piece.start, first + piece.end)
         table.sources[here] = SOURCES.index(piece.source)
         table.turns[here] = piece.turn
+        table.roles[here] = ROLES.index(piece.role)
     for weight in streams.weights:
         table.loss_weights[first + weight.start : first + weight.end] = weight.value
     for mark in streams.marks:

@@ -5,8 +5,6 @@ Out: `FinishedAnswer` rows. Prompt and answer may be absent, because not every r
 row without a completion is a UserError that names the file and the row.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ is more than text in it, its parts in order; an image is `{"type": "image", "ima
 messages have neither, the images come before the first words of the user, as TRL puts them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,22 +54,11 @@ def _message(turn: Any, waiting: Iterator[Any], *, placed: bool) -> Message:
     if isinstance(content, str):
         if not placed or PLACEHOLDER not in content:
             return {"role": role, "content": content}
-        content = _split(content)
+        content = _around([{"type": "image"}], content.split(PLACEHOLDER))
     parts = [_part(part, waiting) for part in content]
     if all(part["type"] == "text" for part in parts):
         return {"role": role, "content": "".join(part["text"] for part in parts)}
     return {"role": role, "content": parts}
-
-
-def _split(text: str) -> list[MessagePart]:
-    """A text with placeholders as texts and images."""
-    parts: list[MessagePart] = []
-    for index, piece in enumerate(text.split(PLACEHOLDER)):
-        if index:
-            parts.append({"type": "image"})
-        if piece:
-            parts.append({"type": "text", "text": piece})
-    return parts
 
 
 def _part(part: Any, waiting: Iterator[Any]) -> MessagePart:
@@ -109,6 +96,7 @@ def wrap_last_user(messages: list[Message], template: str) -> list[Message]:
 
 
 def _around(content: list[MessagePart], texts: list[str]) -> list[MessagePart]:
+    """Texts as parts, with this content between each two; empty ones are left out."""
     parts: list[MessagePart] = []
     for index, text in enumerate(texts):
         parts += content if index else []

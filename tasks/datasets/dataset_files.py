@@ -8,8 +8,6 @@ Promises: a missing file, a file that cannot be read, and a row without prompt o
 UserErrors that name the file and, counting from 1, the row.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import islice

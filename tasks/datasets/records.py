@@ -5,8 +5,6 @@ with the number of the row from 1. A row that is a list of turns (ORZ) is the co
 `conversations`. A missing or unreadable file is a UserError that names the file and the row.
 """
 
-from __future__ import annotations
-
 import glob
 import gzip
 import json

@@ -5,8 +5,6 @@ row comes next, so a run resumes from one integer. Evaluation rows do not depend
 with different seeds are compared on the same prompts, none of which training ever yields.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -56,15 +54,12 @@ class PromptSource(Protocol):
 
     def row_at(self, position: int) -> TaskRow:
         """The training row at `position` >= 0 of the endless stream."""
-        ...
 
     def eval_rows(self, count: int) -> list[TaskRow]:
         """`count` held-out rows, or all there are when a dataset has fewer."""
-        ...
 
     def training_rows(self, count: int) -> list[TaskRow]:
         """The first `count` training rows, each once, or all that a dataset has."""
-        ...
 
 
 class ProceduralSource:

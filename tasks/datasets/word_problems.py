@@ -5,8 +5,6 @@ number, 0 or more) and `kind`. Promises: the same number and seed give the same 
 comes twice.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -11,8 +11,6 @@ long ones (labels the model has never seen would break the switch), then the mix
 own lengths. The wide initialisation matters: at the usual 0.02 the sum table does not form.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ pixels a side: 28 x 28 pixels are one token of a sequence, 56 x 56 are four (Ide
 image 56 x 56). Nothing is downloaded. Same seed, same weights.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

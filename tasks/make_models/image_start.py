@@ -6,8 +6,6 @@ the folder of a tiny vision-language model (see `image_model`) that was shown an
 Steps are counted, so that a run reproduces.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

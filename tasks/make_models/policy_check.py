@@ -5,8 +5,6 @@ plain loop over prompts of one length at a time, so nothing is padded; it serves
 script and the tests, not training.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

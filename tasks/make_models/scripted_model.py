@@ -14,8 +14,6 @@ separator means the end token. (The two-layer circuit is the induction head of O
 arXiv 2209.11895.)
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -9,8 +9,6 @@ long answers. A prompt is held out when the hash of its text says so: training n
 evaluation yields no other. By default a right answer ends in `#` and the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random

@@ -13,8 +13,6 @@ An answer ends in `#d`. There are three styles, and every written answer is corr
 See `tasks.procedural.base` for the law of the number of terms and for what is held out.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from dataclasses import dataclass, replace

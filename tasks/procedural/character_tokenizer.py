@@ -5,8 +5,6 @@ In: the characters. Out: a Hugging Face fast tokenizer, which AutoTokenizer and 
 tokens, and decoding puts the characters side by side without spaces.
 """
 
-from __future__ import annotations
-
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel

@@ -15,8 +15,6 @@ beside it, so lengths are the hitting times of a search and not a property of th
 prompt gives walks of three steps and of two hundred. The terms of a prompt are its firm nodes.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import deque

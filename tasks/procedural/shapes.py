@@ -16,8 +16,6 @@ The supervised model is shown right boxes, and in the second phase counts that a
 guesses, and captions of which half have a fault.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -25,8 +25,6 @@ then. To slip less or to check more, all the time or where it sees a slip, is wh
 and how long an answer gets is the policy's own doing.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ An answer that is wrong in one line is thus wrong for good, and n lines succeed 
 SLIP)^n of all cases.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ it; answers of n swaps succeed in about (1 - SLIP)^n of all cases, and one token
 they fail. Half of the swaps move the object, so that neither keeping nor moving is a rule.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ nothing of the letter, which an environment hides by its own seed. Taught are wh
 in each turn, and behind it `<` or `>` for where the hidden one is. Three of ten follow the hints.
 """
 
-from __future__ import annotations
-
 import re
 from random import Random
 

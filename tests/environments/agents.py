@@ -106,6 +106,8 @@ async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) ->
             await Chat(base_url, "x").say("hello")
         elif what == "long":
             await chat.say("x" * 10_000_000)
+        elif what == "too long to send":
+            await chat.say("x" * (2**20 + 1))
         elif what == "nothing":
             await chat.ask()
         elif what == "image":

@@ -178,6 +178,7 @@ WRONG = {
     "key": "this key names no episode",
     "no key": "this key names no episode",
     "long": "at most 2097152 bytes",
+    "too long to send": "Expected `str` of length <= 1048576",
     "nothing": "nothing to answer",
     "image": "messages[2]: a part is image_url",
     "two": "n = 2 is not to be had",

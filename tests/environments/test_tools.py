@@ -34,6 +34,11 @@ def multiply(a: int, b: int = 3, how: Literal["x", "y"] = "x", more: list[int] =
     return a * b + sum(more)
 
 
+def search(query: str, years: list[int]) -> dict[str, Any]:
+    """Search."""
+    return {"query": query, "years": years}
+
+
 async def late(text: str) -> dict[str, str]:
     """Answer late."""
     await asyncio.sleep(0.05)
@@ -138,6 +143,12 @@ def test_values_of_a_format_without_types_get_the_function_s() -> None:
         "<tool_call>\n<function=multiply>\n<parameter=a>\n4\n</parameter>\n<parameter=more>\n"
         "[1, 2]\n</parameter>\n</function>\n</tool_call>"
     )
+    for said in ("2024", "null", '{"a": 1}'):
+        typed = f"<function=search>\n<parameter=query>\n{said}\n</parameter>\n" + (
+            "<parameter=years>\n[1, 2]\n</parameter>\n</function>"
+        )
+        step = stepped(search, text=f"<tool_call>\n{typed}\n</tool_call>", form="qwen")
+        assert json.loads(step.messages[0].content) == {"query": said, "years": [1, 2]}
     assert calls_in(text, "qwen") == [ToolCall("multiply", {"a": "4", "more": "[1, 2]"})]
     assert stepped(multiply, text=text, form="qwen").messages[0].content == "15"
 

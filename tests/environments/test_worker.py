@@ -131,6 +131,33 @@ def test_what_an_environment_does_ends_its_episode_alone(
     play("Echo", story)
 
 
+def test_who_was_never_asked_is_no_failure() -> None:
+    """Two neighbours hang one after the other; the third waits behind them."""
+
+    async def story(player: Player) -> None:
+        for key in (1, 2, 3):
+            await player.begin(key)
+        texts_ = {1: "HANG", 2: "HANG", 3: "a"}
+        replies = await asyncio.gather(*(player.say(key, text) for key, text in texts_.items()))
+        assert [reply.status for reply in replies] == ["timeout", "timeout", "ok"]
+
+    play("Echo", story)
+
+
+def test_a_request_that_comes_twice_is_answered_once() -> None:
+    """A coordinator that came back repeats what was not answered."""
+
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        first = asyncio.create_task(player.say(1, "x"))
+        await asyncio.sleep(0.01)
+        again = await player._ask(1, fresh=True)
+        assert texts(await first) == texts(again) == ["1:x"]
+        assert texts(await player.say(1, "y")) == ["2:y"]
+
+    play("Patient", story)
+
+
 def test_one_that_hangs_is_given_up_and_its_neighbours_are_built_again() -> None:
     async def story(player: Player) -> None:
         await player.begin(1)

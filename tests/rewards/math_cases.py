@@ -1,6 +1,19 @@
 """Pairs of a right answer and a response, by what is difficult about them."""
 
 RIGHT = {
+    "headings": [
+        ("72", "#### Final Answer\n\n**72**"),
+        ("72", "#### Step 1: find x\n\\[x=3\\]\n#### Step 2: find y\nSo $y=72$.\n\n**Answer: 72**"),
+        ("72", "#### Answer: 72"),
+        ("13", "It is **12**. So x is 13"),
+        ("5050", r"\boxed{\sum_{n=1}^{100} n = 5050}"),
+        ("6", r"\boxed{\gcd(12,18)=6}"),
+    ],
+    "units of all kinds": [
+        ("42", "\\boxed{42\u5143}"),
+        ("25", "\\boxed{25\u00b0C}"),
+        ("3", r"\boxed{3\ \Omega}"),
+    ],
     "numbers": [
         ("48", r"\boxed{48}"),
         ("48", r"\boxed{48.0}"),
@@ -207,6 +220,20 @@ WRONG = {
         ("50", r"\boxed{\sqrt{(43-39+46)^2}}"),
         ("50", r"It is $|43-39+46|$."),
         ("4", r"\boxed{2^{1+1}}"),
+        (r"2\ln 2 - 1", r"\boxed{\int_0^1 \ln(1+x) dx}"),
+        ("338350", r"\boxed{\sum_{n=1}^{100} n^2}"),
+        ("6", r"\boxed{\gcd(12,18)}"),
+        ("2", r"\boxed{12 \mod 5}"),
+        ("2", r"\boxed{2^{100} \mod 7}"),
+        ("3", r"\boxed{\min(3,7)}"),
+        ("12", r"\boxed{84 \times 7^{-1}}"),
+        ("391", r"\boxed{17^1 \cdot 23^1}"),
+    ],
+    "two numbers": [
+        ("12", "It is **12**. So x is 13"),
+        ("4", "The area of the $3$ by $4$ rectangle is 12."),
+        ("3", "She has **3** apples. So she has 42 apples"),
+        ("42", "42 is my first guess.\n#### 41"),
     ],
     "decimal commas": [
         ("2.75", r"\boxed{275}"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headrace.config.estimates.activations import largest_activations
 from headrace.config.estimates.model_shape import ModelShape, model_shape
+from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
 
@@ -18,6 +19,8 @@ COORDINATOR = 260 * MIB
 """With the launcher."""
 DASHBOARD = 300 * MIB
 REWARD_PROCESS = 57 * MIB
+MODEL_KINDS = ("prm", "pairwise", "ranker", "bradley_terry")
+"""Kinds of rewards whose children hold a model (options.model)."""
 VLLM_PROCESSES = {True: 1400 * MIB, False: 1060 * MIB}
 """vLLM's client and engine process without weights, keys and values, by whether it is on a GPU: on
 a CPU the engine is forked."""
@@ -103,13 +106,15 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     if critic is not None and fits:
         frozen += weights * critic.parameters
     weights /= ranks if stage >= 3 else 1
-    largest, trained = shape.parameters, sum(model.parameters for model in models)
+    sizes = [model.parameters for model in models]
+    largest, trained = max(sizes), sum(sizes)
     held = weights * trained + frozen
     if learner.lora is not None:
-        largest = shape.adapter_parameters(learner.lora.rank, learner.lora.targets)
-        trained = len(models) * largest
-        bases = 1 + (algorithm.value is not None and config.model.critic_path is not None)
-        held = weights * (bases * shape.parameters + trained)
+        rank, targets = learner.lora.rank, learner.lora.targets
+        sizes = [model.adapter_parameters(rank, targets) for model in models]
+        largest, trained = max(sizes), sum(sizes)
+        own = critic.parameters if critic and config.model.critic_path is not None else 0
+        held = weights * (shape.parameters + own + trained)
     offloaded = on_gpu and learner.offload_optimizer
     return {
         "models": int(held + taught),
@@ -119,9 +124,12 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
 
 
 def critic_shape(config: RunConfig, shape: ModelShape) -> ModelShape | None:
-    """The value model's shape; None without one."""
-    value = config.algorithm.value
-    return None if value is None else shape.first(value.layers)
+    """The value model's shape, by its own folder where it has one; None without one."""
+    value, path = config.algorithm.value, config.model.critic_path
+    if value is None:
+        return None
+    start = model_shape(Path(path)) if path is not None and Path(path).is_dir() else shape
+    return start.first(value.layers)
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
@@ -173,8 +181,8 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
         else:
             rank = {name: size for name, size in rank.items() if name == OFFLOADED}
         parts |= {name: learner.ranks * size for name, size in rank.items()}
-    children = sum(source.children for source in reward.each().values())
-    parts["rewards"] = reward.workers * (1 + children) * REWARD_PROCESS
+    scorers = sum(source.children * _scorer_bytes(source) for source in reward.each().values())
+    parts["rewards"] = reward.workers * (REWARD_PROCESS + scorers)
     for name, judge in reward.judges.items():
         on_host = 0
         if not on_gpu:
@@ -184,6 +192,14 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
     return MemoryEstimate(parts)
+
+
+def _scorer_bytes(source: SourceConfig) -> int:
+    """Return the bytes of a scoring child; one with a reward model has it in float32."""
+    folder = source.options.get("model")
+    if source.kind not in MODEL_KINDS or not isinstance(folder, str) or not Path(folder).is_dir():
+        return REWARD_PROCESS
+    return LEARNER_PROCESS[False] + 4 * model_shape(Path(folder)).parameters
 
 
 def gpu_memory(config: RunConfig, shape: ModelShape) -> MemoryEstimate:

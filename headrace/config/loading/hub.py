@@ -4,6 +4,7 @@ In: a path as the recipe gives it. Out: a local folder, so that every process re
 Only weights in safetensors, the configuration and the tokenizer are taken.
 """
 
+import json
 import re
 from pathlib import Path
 from textwrap import shorten
@@ -70,7 +71,8 @@ def _local(key: str, path: str, *, download: bool) -> str:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return snapshot_download(path, allow_patterns=FILES, local_files_only=not download)
+        found = snapshot_download(path, allow_patterns=FILES, local_files_only=not download)
+        return found if download or _is_whole(Path(found)) else path
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         if not download:
             return path
@@ -79,3 +81,13 @@ def _local(key: str, path: str, *, download: bool) -> str:
             f"{key} = {path!r}: no such model folder here, and the hub has no answer ({reason}); "
             "name a folder that has the model, or begin once where there is a network"
         ) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether a snapshot has all its weights: an interrupted download leaves a part."""
+    found = {file.name for file in folder.glob("*.safetensors")}
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return any("-of-" not in name for name in found)
+    return set(index["weight_map"].values()) <= found

@@ -14,7 +14,6 @@ from headrace.config.sections.algorithm import (
     NoLossConfig,
     TisRatioConfig,
 )
-from headrace.config.sections.generator import FireConfig
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.batches import longest_part_bytes
 
@@ -59,10 +58,6 @@ def _cuts_responses(config: RunConfig) -> bool:
 def _tis(config: RunConfig) -> TisRatioConfig | None:
     ratio = config.algorithm.ratio
     return ratio if isinstance(ratio, TisRatioConfig) else None
-
-
-def _fire(config: RunConfig) -> FireConfig | None:
-    return config.generator.fire
 
 
 def _too_long_for_a_message(config: RunConfig) -> bool:
@@ -208,13 +203,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "generator.fire.top_k",
-        lambda c: (fire := _fire(c)) is not None and fire.top_k in (0, 1),
+        lambda c: (fire := c.generator.fire) is not None and fire.top_k in (0, 1),
         "{c.generator.fire.top_k} leaves the first token no choice, so that it would not be hot; "
         "use 2 or more, or -1 for all tokens",
     ),
     Rule(
         "generator.fire.temperature",
-        lambda c: (fire := _fire(c)) is not None and fire.temperature <= c.generator.temperature,
+        lambda c: (fire := c.generator.fire) is not None
+        and fire.temperature <= c.generator.temperature,
         "{c.generator.fire.temperature:g} is no hotter than generator.temperature = "
         "{c.generator.temperature:g}; use a higher one (30 is usual), or leave [generator.fire] "
         "out",

@@ -6,7 +6,7 @@ byte offset, count]. Decoding checks magic, version, size, tags, types and array
 ProtocolError for anything else; arrays are read-only views of the raw frame, so nothing is copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -26,6 +26,7 @@ _ALIGN = 8
 MAX_REASON_CHARACTERS = 500
 """Characters of a reason: msgspec's repeats what it did not know."""
 T = TypeVar("T")
+_SIZED = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes)
 
 
 class Codec(Generic[T]):
@@ -96,6 +97,20 @@ class Codec(Generic[T]):
         if offset % _ALIGN or offset + count * wanted.itemsize > self._raw.nbytes:
             raise ValueError("array reaches past its frame or is not aligned")
         return np.frombuffer(self._raw, dtype=wanted, count=count, offset=offset)
+
+
+def in_parts(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    """Yield structs in lists of about `most` bytes; one that is longer stands alone."""
+    part, size = list[T](), 0
+    for item in items:
+        own = len(_SIZED.encode(item))
+        if part and size + own > most:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += own
+    if part:
+        yield part
 
 
 def message_codec(*, max_bytes: int) -> Codec[Message]:

@@ -12,8 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.config.device_defaults import ResolvedConfig, resolve_learner
-from headrace.config.preflight.checks import check_dataset, check_machine
+from headrace.config.device_defaults import (
+    ResolvedConfig,
+    gpu_places,
+    resolve,
+    resolve_generator,
+    resolve_learner,
+)
+from headrace.config.estimates.memory import gpu_memory
+from headrace.config.preflight.checks import check_dataset, check_machine, check_model
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
@@ -54,10 +61,37 @@ def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], obj
     """Return the checks of `check_start` except images and rewards, each by itself."""
     return [
         lambda: check_machine(config, place_judges(config, hardware)[1]),
+        lambda: check_judges(config, hardware),
         lambda: check_data(config),
         lambda: check_database(config),
         lambda: plan_processes(config, Path(config.root) / "RUN", hardware),
     ]
+
+
+def check_judges(config: RunConfig, hardware: Hardware) -> None:
+    """UserError where judges and what shares a GPU with them ask for more of it than there is."""
+    if not (config.reward.judges and hardware.gpus):
+        return
+    places, left = place_judges(config, hardware)
+    shape = check_model(config)
+    run = resolve(config, left, shape).config
+    others, rank = gpu_places(run, left.gpus), gpu_memory(run, shape).total
+    for gpu in hardware.gpus:
+        near = others.company(gpu.device)
+        own = resolve_generator(config, [gpu], near, rank, bfloat16=True).config.generator
+        each = (own.gpu_memory_utilization or 0.0) if own.engine == "vllm" else 0.0
+        shares = {
+            f"reward.judges.{name}.gpu_memory_utilization": judge.gpu_memory_utilization
+            for name, judge in config.reward.judges.items()
+            if gpu.device in places[name].gpus
+        }
+        beside = near.generators * each + near.ranks * rank / gpu.memory_bytes
+        if shares and sum(shares.values()) + beside > 1:
+            raise UserError(
+                f"{', '.join(f'{key} = {value:g}' for key, value in shares.items())}: others on "
+                f"GPU {gpu.device} take {beside:.2f} of its memory; lower it, and "
+                "generator.gpu_memory_utilization"
+            )
 
 
 def check_data(config: RunConfig) -> None:

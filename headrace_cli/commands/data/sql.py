@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from threading import TIMEOUT_MAX
@@ -47,7 +48,7 @@ def _print_csv(names: Sequence[str], rows: Iterator[ResultRow], *, safe: bool) -
     from storage.exports.text import FORMULA
 
     def cell(value: Any) -> str:
-        if value is None or isinstance(value, int | float):
+        if value is None or isinstance(value, int | float | Decimal):
             return "" if value is None else str(value)
         text = str(value).replace('"', '""')
         mark = "'" if safe and text.startswith(tuple(FORMULA)) else ""
@@ -70,6 +71,7 @@ def _print_json(names: Sequence[str], rows: Iterator[ResultRow]) -> None:
 
 def _plain(value: Any) -> Any:
     """The value without numbers that JSON does not have."""
+    value = float(value) if isinstance(value, Decimal) else value
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, list | tuple):

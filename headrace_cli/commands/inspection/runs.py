@@ -1,6 +1,7 @@
 """`headrace runs`, `show`, `stop` and `dashboard`: past runs, and live ones."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -105,8 +106,8 @@ def stop(arguments: argparse.Namespace) -> int:
     if not run_folder.is_running(run_dir) or found is None:
         raise UserError(f"{run_dir.name} is not running on this machine")
     config = run_folder.read_config(run_dir)
-    monitor, screen = Monitor(config, found[0]), PlainScreen(config, Console())
-    try:
+    screen = PlainScreen(config, Console())
+    with contextlib.closing(Monitor(config, found[0])) as monitor:
         monitor.request_status()
         if monitor.latest_status(timeout_s=10.0) is None:
             raise UserError(
@@ -125,8 +126,6 @@ def stop(arguments: argparse.Namespace) -> int:
             if status := monitor.latest_status(timeout_s=ASK_EVERY_S):
                 screen.show(status)
                 moved_at = max(moved_at, time.monotonic() - status.moved_s)
-    finally:
-        monitor.close()
     print(f"{run_dir.name} has ended")
     return 0
 

@@ -182,11 +182,9 @@ class AnswerLabeler:
 
             async def one(answer: AnswerToLabel) -> str:
                 try:
-                    row = await self._row(answer, labeler, passes, sampler)
+                    file.add(await self._row(answer, labeler, passes, sampler))
                 except UnjudgedError as error:
                     self.failures.append(f"answer {answer.index}: {error}")
-                else:
-                    file.add(row)
                 return f"{labeler.completions} completions"
 
             await side_by_side(answers, one, at_once=capacity, total=total, title="answers")

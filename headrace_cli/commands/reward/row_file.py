@@ -24,7 +24,6 @@ class RowFile:
         """UserError: the file exists, its folder does not, or what was begun has other settings."""
         self.path = path
         self._part = path.with_name(path.name + ".part")
-        self.rows: dict[int, OutputRow] = {}
         if path.exists():
             raise UserError(f"{path} is there already; give --out another name, or remove it")
         if not path.parent.is_dir():
@@ -60,9 +59,7 @@ class RowFile:
 
 def _read(part: Path) -> tuple[OutputRow | None, dict[int, OutputRow]]:
     """The settings and the whole rows of what was begun; None where nothing was."""
-    if not part.is_file():
-        return None, {}
-    lines = part.read_text(encoding="utf-8").split("\n")[:-1]
+    lines = part.read_text(encoding="utf-8").split("\n")[:-1] if part.is_file() else []
     if not lines:
         return None, {}
     try:

@@ -106,7 +106,7 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
         _check_objective(config, expects)
         run_dir = run_folder.make_run_folder(config)
     else:
-        run_dir, config = _resumed(arguments)
+        run_dir, config = _resumed(arguments, expects)
         _check_objective(config, expects)
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
     print_line(console, f"run        {run_dir}")
@@ -176,13 +176,15 @@ def _unarchived(root: Path) -> list[str]:
     return [n for n in run_folder.run_names(root) if not run_folder.is_archived(root / n)]
 
 
-def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
+def _resumed(
+    arguments: argparse.Namespace, expects: type[Any] | None
+) -> tuple[Path, RewardModelConfig]:
     """The folder of an earlier run and its recipe; UserError where there is nothing left to do."""
     if arguments.recipe or arguments.overrides or arguments.out:
         raise UserError("--resume takes everything from the run; give no recipe and no overrides")
     root, name = Path(arguments.root or "runs"), arguments.resume
     if name == LATEST:
-        names = [n for n in _unarchived(root) if run_folder.is_reward_model(root / n)]
+        names = [n for n in _unarchived(root) if _trains(root / n, expects)]
         if not names:
             raise UserError(
                 f"no reward model was trained under {root}; `headrace runs` lists the runs"
@@ -193,6 +195,17 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
     if read_status(run_dir).status == "finished":
         raise UserError(f"{run_dir.name} has finished; train another one from its model instead")
     return run_dir, config
+
+
+def _trains(run_dir: Path, expects: type[Any] | None) -> bool:
+    """Return whether `latest` of a command that trains this kind of objective may mean a run."""
+    if not run_folder.is_reward_model(run_dir):
+        return False
+    try:
+        objective = run_folder.read_reward_model_config(run_dir).objective
+    except UserError:
+        return False  # of another version
+    return expects is None or isinstance(objective, expects)
 
 
 @contextmanager

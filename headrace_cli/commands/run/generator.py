@@ -69,7 +69,7 @@ def await_listener(
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=patience):
                 return
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             reason = str(error)
         left = deadline - time.monotonic()
         if left <= 0:

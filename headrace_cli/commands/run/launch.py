@@ -11,7 +11,7 @@ import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -36,7 +36,7 @@ from headrace_cli.commands.run.train import (
 )
 from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
 from headrace_cli.launch.keys import with_keys
-from headrace_cli.launch.slurm import FOLDER, JOB, SlurmJob, job_of, steps, write_scripts
+from headrace_cli.launch.slurm import FOLDER, JOB, HostPlan, SlurmJob, job_of, steps, write_scripts
 from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler
 
 
@@ -51,9 +51,15 @@ def launch(arguments: argparse.Namespace) -> int:
 # -- preparing ---------------------------------------------------------------------------------
 
 
-def _prepared(arguments: argparse.Namespace, *, gpus: bool) -> tuple[Path, RunConfig]:
-    """The folder of the run and its configuration with keys, whose sockets other hosts reach."""
-    run_dir, config = prepare_run(arguments, lambda config: _check(config, gpus=gpus))
+def _prepared(
+    arguments: argparse.Namespace, *, gpus: bool, find_room: Callable[[HostPlan], object]
+) -> tuple[Path, RunConfig]:
+    """The folder of the run and its configuration with keys, whose sockets other hosts reach.
+
+    `find_room` raises UserError where there is none for a plan: then there is no folder."""
+    run_dir, config = prepare_run(
+        arguments, lambda config: _check(config, gpus=gpus, find_room=find_room)
+    )
     if is_loopback(config.transport.host):
         transport = config.transport.model_copy(update={"host": EVERYWHERE})
         config = config.model_copy(update={"transport": transport})
@@ -62,28 +68,17 @@ def _prepared(arguments: argparse.Namespace, *, gpus: bool) -> tuple[Path, RunCo
     return run_dir, config
 
 
-def _check(config: RunConfig, *, gpus: bool) -> RunConfig:
+def _check(config: RunConfig, *, gpus: bool, find_room: Callable[[HostPlan], object]) -> RunConfig:
     """Check a run that works elsewhere as far as possible here: its files, not memory and ports."""
     check_model(config)
     check_dataset(config)
     on_gpu = gpus and torch_cuda() is not None
     # Which products its processor has the learner sees itself.
     found = resolve_learner(config, on_gpu=on_gpu, bfloat16=True)
-    plan_hosts(found.config, Path(config.root), gpus=gpus)
     checked = check_reward(check_environment(found.config))
+    find_room(plan_hosts(checked, Path(config.root), gpus=gpus))
     say_overruled(config, found)
     return checked
-
-
-@contextmanager
-def _unless_refused(arguments: argparse.Namespace, run_dir: Path) -> Iterator[None]:
-    """Leave no folder of a new run that its hosts have no room for."""
-    try:
-        yield
-    except UserError:
-        if not arguments.resume:
-            run_folder.discard_run_folder(run_dir)
-        raise
 
 
 # -- Ray ---------------------------------------------------------------------------------------
@@ -95,10 +90,10 @@ def _on_ray(arguments: argparse.Namespace) -> int:
 
     offered = connect(arguments.address)
     gpus = offered.get("GPU", 0) > 0
-    run_dir, config = _prepared(arguments, gpus=gpus)
+    run_dir, config = _prepared(
+        arguments, gpus=gpus, find_room=lambda plan: check_room(plan, offered)
+    )
     plan = plan_hosts(config, run_dir, gpus=gpus)
-    with _unless_refused(arguments, run_dir):
-        check_room(plan, offered)
     console = Console()
     live = console.is_terminal and not arguments.plain
     resume = bool(arguments.resume)
@@ -127,10 +122,10 @@ def _write_job(arguments: argparse.Namespace) -> int:
         account=arguments.account,
         more=tuple(arguments.sbatch),
     )
-    run_dir, config = _prepared(arguments, gpus=asked.gpus_per_node > 0)
-    plan = plan_hosts(config, run_dir, gpus=asked.gpus_per_node > 0)
-    with _unless_refused(arguments, run_dir):
-        job = job_of(plan, asked)
+    gpus = asked.gpus_per_node > 0
+    run_dir, config = _prepared(arguments, gpus=gpus, find_room=lambda plan: job_of(plan, asked))
+    plan = plan_hosts(config, run_dir, gpus=gpus)
+    job = job_of(plan, asked)
     script = write_scripts(plan, job, run_dir)
     print(f"run folder         {run_dir}")
     print(f"job                {job.nodes} nodes, each with {job.cpus_per_node} cores and "

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -212,10 +212,8 @@ def supervise(
     supervisor = Supervisor(
         run_dir, specs, controller, resume=resume, launcher=launcher, at_end=ended
     )
-    try:
+    with closing(controller):
         outcome = supervisor.run()
-    finally:
-        controller.close()
     return outcome, controller
 
 

@@ -89,6 +89,7 @@ class ModelPlayer(TerminalPlayer):
         asked = torch.tensor([self._ids])
         found = self._model.generate(
             asked, attention_mask=torch.ones_like(asked), do_sample=True, top_k=0,
+            temperature=1.0, top_p=1.0, repetition_penalty=1.0,  # whatever the model's folder says
             max_new_tokens=environment.max_turn_tokens or task.max_response_length,
         )[0, len(self._ids) :]  # fmt: skip
         self._ids += found.tolist()

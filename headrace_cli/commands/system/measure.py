@@ -56,7 +56,8 @@ FIGURES = (
 RUN_OVERRIDES = (
     "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MAX_TRAIN_S}",
     "stop.tokens=null", "stop.accuracy=null", "stop.after_warmup=false", "evaluation.before=false",
-    "evaluation.after=false", "evaluation.every_updates=null", "dashboard.enabled=false",
+    "evaluation.after=false", "evaluation.every_updates=null", "evaluation.spacing=0",
+    "evaluation.spacing_from_s=0", "dashboard.enabled=false",
     "storage.database=null", "checkpoint.every_updates=null",
 )  # fmt: skip
 NO_WARM_UP = (
@@ -267,7 +268,7 @@ def run_overrides(config: RunConfig, shape: ModelShape, hardware: Hardware) -> l
     cores = learner.threads if schedule.mode == "streaming" else len(hardware.cores)
     flops = cores * CORE_FLOPS[hardware.bfloat16 and learner.precision != "float32"]
     seconds = 0.0 if hardware.gpus else 6 * shape.parameters * tokens / flops
-    groups = schedule.batch_windows // schedule.num_generations
+    groups = max(1, schedule.batch_windows // schedule.num_generations)
     parts = [part for part in range(1, groups + 1) if groups % part == 0]
     share = next((part for part in parts if seconds / part <= TARGET_BATCH_S), parts[-1])
     return [

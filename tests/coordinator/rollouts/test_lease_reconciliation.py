@@ -181,7 +181,7 @@ async def test_heartbeats_say_how_far_leases_have_been_sent(
 async def test_leases_go_out_in_messages_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "MOST_BYTES", 2 * generation.LEASE_BYTES)
+    monkeypatch.setattr(generation, "MOST_BYTES", 1)
     async with staged(endless(), tmp_path / "run") as stage:
         said: list[m.Leases] = []
 

@@ -197,6 +197,30 @@ def test_a_full_start_waits_for_first_windows_after_a_restart_too() -> None:
     assert world.take() is not None
 
 
+def test_the_last_of_a_group_goes_on_where_its_siblings_wait_for_it() -> None:
+    """Their windows fill the bound until all of the group have ended."""
+    group = {"kind": "function", "function": "m:f", "unit": "group"}
+    schedule = {
+        "mode": "streaming", "max_staleness": 1, "batch_windows": 4, "num_generations": 8,
+    }  # fmt: skip
+    world = World(make_config(schedule=schedule, reward=group))
+    *others, last = world.fill(8)
+    for trajectory in others:
+        world.chunk(trajectory, 3, "stop")
+    world.chunk(last, WINDOW)
+    assert not world.must_hold(last)
+
+
+def test_a_full_start_waits_for_none_that_failed() -> None:
+    schedule = {"mode": "streaming", "max_staleness": 1, "batch_windows": 2, "warm_start": "full"}
+    world = World(make_config(schedule=schedule, algorithm={"value": {"warmup_updates": 0}}))
+    failed, *others = world.fill(4)
+    world.end(failed, "failed")
+    for trajectory in others:
+        world.chunk(trajectory, WINDOW)
+    assert world.take() is not None
+
+
 def test_carried_trajectories_leave_no_small_batch_behind() -> None:
     """5 slots for groups of 2, one trajectory carried: two groups, not three."""
     world = World(make_config(schedule={"batch_windows": 5, "num_generations": 2}))

@@ -129,6 +129,7 @@ def table_of(size: int, **said: Any) -> TokenTable:
         versions=np.full(size, 3, np.int64),
         sources=np.full(size, SOURCES.index("policy"), np.int8),
         turns=np.zeros(size, np.int32),
+        roles=np.zeros(size, np.int8),
         marks=np.full(size, -1, np.int8),
         loss_weights=np.ones(size, np.float32),
         window_index=np.full(size, -1, np.int32),

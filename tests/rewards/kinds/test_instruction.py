@@ -51,6 +51,20 @@ def test_each_check(check: dict[str, Any], passes: str, fails: str) -> None:
     assert (bad.reward, bad.correct, bad.parts) == (0.0, False, {"correct": 0.0, name: 0.0})
 
 
+def test_nothing_said_follows_no_instruction() -> None:
+    verify = verifier("instruction", checks=[{"type": "length", "max": 100}])
+    assert judged(verify, "short", "").correct
+    assert not judged(verify, "", "").correct
+
+
+def test_words_of_letters_with_marks() -> None:
+    """Hindi's vowels are marks."""
+    verify = verifier("instruction", checks=[{"type": "length", "max": 2}])
+    assert judged(
+        verify, "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e", ""
+    ).correct
+
+
 def test_json_too_deep_for_its_schema_is_wrong() -> None:
     check = {"type": "json", "json_schema": {"items": {"$ref": "#"}}}
     verify = verifier("instruction", checks=[check])

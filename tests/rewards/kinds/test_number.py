@@ -23,6 +23,10 @@ SAME = [
     ("6 L", "\\boxed{0.006 \\text{ m}^3}"),
     ("100 N", "The force is F = 100 N"),
     ("0.5", "\\boxed{\\frac{1}{2}}"),
+    ("5 kg m^2/s^2", "\\boxed{5 \\text{ J}}"),
+    ("25 degrees Celsius", "25\u00b0C"),
+    ("10.8 km/h", "3 \\text{ m}/\\text{s}"),
+    ("42 m", "\u7b54\u6848\u662f42\u7c73\u3002"),
 ]
 DIFFERENT = [
     ("9.81 m/s^2", "\\boxed{9.6 \\text{ m/s}^2}"),

@@ -25,6 +25,9 @@ def correct(text: str, answer: str = GOLD, **options: object) -> bool:
         "```\nSELECT 1\n```\nno, better\n```SQL\nselect name from city where people in (1, 3)\n```",
         "SELECT name FROM city WHERE people < 5 ORDER BY name DESC",
         "WITH small AS (SELECT * FROM city WHERE people < 5) SELECT name FROM small",
+        "```sql\nSELECT name FROM city WHERE people < 5\n```\nExpected output:\n```\nOslo\n```",
+        "With this query we get the names:\n\nSELECT name FROM city WHERE people < 5;",
+        "```sqlite3\r\nSELECT name FROM city WHERE people < 5\r\n```",
         "The query:\nSELECT c.name\nFROM city c\nWHERE c.people < 5; it takes the small ones",
     ],
 )

@@ -32,6 +32,13 @@ def test_regex() -> None:
     assert judged(verifier("text", ignore_case=True, **any_case), "city=LIMA", "Lima").correct
 
 
+def test_the_marker_in_the_right_answer() -> None:
+    said = "24 more.\n#### 72"
+    right = "Half of 48 is 24.\n#### 72"
+    assert judged(verifier("text", answer_marker="####"), said, right).correct
+    assert judged(verifier("number", answer_marker="####"), said, right).correct
+
+
 def test_format_pays_for_the_form_and_for_the_answer() -> None:
     verify = verifier(
         "text", match="format", pattern=FORMAT, answer_group="answer", format_reward=0.2

@@ -34,7 +34,7 @@ from headrace.protocol.messages.control import (
 )
 from headrace.protocol.records.record_types import AnyRecord, Record, RewardArrived
 from headrace.protocol.token_spans import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
-from headrace.protocol.transport.codec import MAGIC, Codec, message_codec
+from headrace.protocol.transport.codec import MAGIC, Codec, in_parts, message_codec
 from tests.headrace.protocol.strategies import structs
 
 LIMIT = 1 << 20
@@ -458,3 +458,11 @@ def test_a_message_with_flipped_bytes_is_another_or_none(
     with contextlib.suppress(ProtocolError):
         assert isinstance(codec.decode([bytes(damaged), raw]), Message)
     assert same(codec.decode([header, raw]), message)
+
+
+def test_parts_are_about_as_large_as_asked_for() -> None:
+    (chunk,) = a_chunk().chunks
+    one = len(message_codec(max_bytes=LIMIT).encode(a_chunk())[0])
+    assert [len(part) for part in in_parts([chunk] * 5, 2 * one)] == [2, 2, 1]
+    assert [len(part) for part in in_parts([chunk] * 2, 1)] == [1, 1]
+    assert list(in_parts([], 1)) == []
