@@ -8,6 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.components.alert_list import chart_link
+from dashboard.components.reading import literal_markdown
 from dashboard.views.learning import CHARTS
 from headrace.metrics.health_ranges import BANDS
 from headrace.protocol.records.record_types import MetricsSampled, RunPhase
@@ -41,7 +42,9 @@ def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finished_run(opened: Callable[[str, Path], AppTest], run_dir: Path) -> None:
     test = opened("health", run_dir).run()
     assert not test.exception
-    assert test.success[0].value == ("The run has finished. All 3 processes ended in good order.")
+    assert test.success[0].value == literal_markdown(
+        "The run has finished. All 3 processes ended in good order."
+    )
     html = html_of(test)
     assert "None.</span>" in html  # no alerts
     assert "This run did not write down what it waits for." in html
@@ -57,7 +60,7 @@ def test_a_live_run_that_is_well(opened: Callable[[str, Path], AppTest], tmp_pat
     breathe(run, waits={"the learner's update 4": 1.5})
     test = opened("health", run).run()
     assert not test.exception
-    assert test.success[0].value == "All 3 processes are well."
+    assert test.success[0].value == literal_markdown("All 3 processes are well.")
     waits = test.dataframe[1].value
     assert list(waits["for"]) == ["the learner's update 4"]
 
@@ -73,7 +76,9 @@ def test_a_live_run_with_a_silent_generator(
     breathe(run, silent="generator-0", age_s=700.0)
     test = opened("health", run).run()
     assert not test.exception
-    assert test.warning[0].value.startswith("generator-0 has been silent for 11:4")
+    assert test.warning[0].value.startswith(
+        literal_markdown("generator-0 has been silent for 11:4")
+    )
     rows = test.dataframe[0].value.set_index("process")
     assert rows.loc["generator-0", "state"] == "silent"
     assert rows.loc["generator-0", "memory"] == "3.0 GiB"
@@ -89,7 +94,7 @@ def test_a_live_run_whose_sql_is_behind(
     test = opened("health", run).run()
     assert not test.exception
     said = test.warning[0].value
-    assert "SQL does not follow (42 s by " in said
+    assert literal_markdown("SQL does not follow (42 s by ") in said
     assert "as of" in said or "as the coordinator last said" in said
 
 
@@ -99,10 +104,12 @@ def test_a_run_that_crashed(opened: Callable[[str, Path], AppTest], tmp_path: Pa
     test = opened("health", run).run()
     assert not test.exception
     said = test.warning[0].value
-    assert said.startswith("The run has failed: learner-0 died 4 times (exit code 1).")
-    assert said.endswith("learner-0 died 4 times (exit code 1).")
-    (stack,) = [e for e in test.expander if e.label.startswith("learner-0: ")]
-    assert stack.label == "learner-0: MemoryError: 3 GiB"
+    assert said.startswith(
+        literal_markdown("The run has failed: learner-0 died 4 times (exit code 1).")
+    )
+    assert said.endswith(literal_markdown("learner-0 died 4 times (exit code 1)."))
+    (stack,) = [e for e in test.expander if e.label.startswith(literal_markdown("learner-0: "))]
+    assert stack.label == literal_markdown("learner-0: MemoryError: 3 GiB")
     assert "&lt;img src=x" in html_of(test)
     assert "<img" not in html_of(test)
 
@@ -111,7 +118,9 @@ def test_a_run_that_was_lost(opened: Callable[[str, Path], AppTest], tmp_path: P
     run = write_run(tmp_path, updates=2, roll_back_after=None, end=False)
     test = opened("health", run).run()
     assert not test.exception
-    assert test.warning[0].value.startswith("The run was lost: the coordinator is gone")
+    assert test.warning[0].value.startswith(
+        literal_markdown("The run was lost: the coordinator is gone")
+    )
     assert set(test.dataframe[0].value["state"]) == {"left behind"}
 
 
@@ -122,7 +131,7 @@ def test_a_run_that_has_only_begun(opened: Callable[[str, Path], AppTest], tmp_p
     breathe(run, waits={"a generator to join": 42.0})
     test = opened("health", run).run()
     assert not test.exception
-    assert "No process has said hello yet." in test.success[0].value
+    assert literal_markdown("No process has said hello yet.") in test.success[0].value
     assert "a generator to join" in list(test.dataframe[0].value["for"])
     store.close()
 
