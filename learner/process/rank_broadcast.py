@@ -80,28 +80,35 @@ class RankRelay:
     def _hand_out(
         self, batch: Batch, own: dict[int, Shard], receive: Callable[[], Message]
     ) -> Message | None:
-        """Keep own parts and pass on the others; return any message that is not a part."""
         missing = [set(range(count)) for count in batch.parts]
         while any(missing):
-            message = receive()
-            if not isinstance(message, BatchPart):
+            other = self._hand_on(receive(), batch, own, missing)
+            if other is not None:
                 for rank in range(1, self._world):
                     if missing[rank]:
-                        self._send(message, rank)
-                return message
-            rank, index = message.rank, message.index
-            known = message.batch_id == batch.batch_id and 0 <= rank < len(missing)
-            if not known or index not in missing[rank]:
-                _LOG.warning(
-                    "part %d for rank %d of batch %d ignored: update %d does not wait for it",
-                    index, rank, message.batch_id, batch.update,
-                )  # fmt: skip
-                continue
-            missing[rank].discard(index)
-            if rank:
-                self._send(message, rank)
-            else:
-                own[index] = message.shard
+                        self._send(other, rank)
+                return other
+        return None
+
+    def _hand_on(
+        self, message: Message, batch: Batch, own: dict[int, Shard], missing: list[set[int]]
+    ) -> Message | None:
+        """Keep a part or pass it on; return any message that is not a part."""
+        if not isinstance(message, BatchPart):
+            return message
+        rank, index = message.rank, message.index
+        known = message.batch_id == batch.batch_id and 0 <= rank < len(missing)
+        if not known or index not in missing[rank]:
+            _LOG.warning(
+                "part %d for rank %d of batch %d ignored: update %d does not wait for it",
+                index, rank, message.batch_id, batch.update,
+            )  # fmt: skip
+            return None
+        missing[rank].discard(index)
+        if rank:
+            self._send(message, rank)
+        else:
+            own[index] = message.shard
         return None
 
     def collect(self, message: Message) -> list[Message]:

@@ -95,7 +95,7 @@ def find(text: str) -> FinalAnswer:
 
 
 def _hashed(text: str) -> list[str]:
-    """What stands behind `####`, as GSM8K writes answers; headings of Markdown are none."""
+    """Answers behind `####`, as GSM8K writes answers; headings of Markdown are none."""
     return [
         match[1]
         for match in _HASHES.finditer(text)

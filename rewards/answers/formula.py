@@ -207,7 +207,7 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
 
 
 def _tasks_of(parsed: list[Any]) -> set[str]:
-    """What a text leaves to be calculated as a question would: an integral, a sum, a remainder."""
+    """Names of what a text leaves to be calculated: an integral, a sum, a remainder."""
     formula = parsed[0]
     if getattr(formula, "is_Relational", False):
         formula = formula.rhs

@@ -127,8 +127,7 @@ def _with_own_ids(rows: list[TaskRow], seen: Counter[str]) -> list[TaskRow]:
     found = []
     for row in rows:
         seen[row.id] += 1
-        again = seen[row.id]
-        found.append(row if again == 1 else replace(row, id=f"{row.id}#{again}"))
+        found.append(row if seen[row.id] == 1 else replace(row, id=f"{row.id}#{seen[row.id]}"))
     return found
 
 

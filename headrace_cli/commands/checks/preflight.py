@@ -80,17 +80,13 @@ def check_judges(config: RunConfig, hardware: Hardware) -> None:
         near = others.company(gpu.device)
         own = resolve_generator(config, [gpu], near, rank, bfloat16=True).config.generator
         each = (own.gpu_memory_utilization or 0.0) if own.engine == "vllm" else 0.0
-        shares = {
-            f"reward.judges.{name}.gpu_memory_utilization": judge.gpu_memory_utilization
-            for name, judge in config.reward.judges.items()
-            if gpu.device in places[name].gpus
-        }
-        beside = near.generators * each + near.ranks * rank / gpu.memory_bytes
-        if shares and sum(shares.values()) + beside > 1:
+        judges = config.reward.judges.items()
+        shares = [j.gpu_memory_utilization for name, j in judges if gpu.device in places[name].gpus]
+        taken = sum(shares) + near.generators * each + near.ranks * rank / gpu.memory_bytes
+        if shares and taken > 1:
             raise UserError(
-                f"{', '.join(f'{key} = {value:g}' for key, value in shares.items())}: others on "
-                f"GPU {gpu.device} take {beside:.2f} of its memory; lower it, and "
-                "generator.gpu_memory_utilization"
+                f"judges and others on GPU {gpu.device} take {taken:.2f} of its memory: lower "
+                "gpu_memory_utilization of reward.judges.NAME and of generator"
             )
 
 
