@@ -39,7 +39,6 @@ class Phases:
 
     def __init__(self, hub: Hub, parts: Parts, waits: StallWatch) -> None:
         self.hub, self.parts, self.waits = hub, parts, waits
-        self._only = hub.config.evaluation.only
         self.phase: Phase = "starting"
         self.outcome = "finished"
         """End of the run as known now: finished, stopped, interrupted or failed."""
@@ -184,11 +183,12 @@ class Phases:
         return self.hub.config.evaluation.before and not evaluated and self._is_ready()
 
     def _evaluated_last(self) -> bool:
-        return self._is_evaluated and (self._label == "after" or self._only) and self._is_over()
+        last = self._label == "after" or self.hub.config.evaluation.only
+        return self._is_evaluated and last and self._is_over()
 
     def _is_over(self) -> bool:
         """Return whether the run ends here: a rollback may have taken it back before its end."""
-        return self._only or bool(self._stop_reason())
+        return self.hub.config.evaluation.only or bool(self._stop_reason())
 
     def _evaluation_due(self) -> bool:
         every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
