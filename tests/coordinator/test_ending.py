@@ -12,7 +12,8 @@ from coordinator.persistence import recorder
 from headrace.errors import StorageBlockedError
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import Record
-from tests.coordinator.stage import LEARNER, Stage, endless, staged
+from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, endless, staged
+from tests.coordinator.test_loop import run_config
 
 LACK = "room for 9 bytes in /run/journal, and 0 are free"
 
@@ -124,3 +125,42 @@ async def test_a_learner_that_ends_with_an_error_of_its_own_ends_the_run_with_it
             assert await gone_on(stage) == "leaving"
             assert stage.coordinator.phases.outcome == "failed"
             assert stage.hub.failed == "learner-0: OSError: the disk is broken"
+
+
+async def test_a_learner_that_goes_back_in_the_last_evaluation_trains_on(tmp_path: Path) -> None:
+    """It died, and its supervisor started it again from its last checkpoint."""
+    config = run_config(
+        evaluation={"before": False, "after": True, "num_prompts": 4}, stop={"updates": 4},
+        checkpoint={"every_updates": 2}, algorithm={"advantages": {"kind": "egae"}, "value": {}},
+        schedule={"mode": "streaming", "window": 4, "batch_windows": 2, "max_staleness": 1},
+    )  # fmt: skip
+    async with staged(config, tmp_path / "run-1") as stage:
+        phases, state = stage.coordinator.phases, stage.hub.state
+
+        def evaluates() -> bool:
+            return phases.phase == "evaluating"
+
+        while not evaluates():
+            await stage.work()
+            if 2 in stage.training.orders.checkpoints:
+                await stage.say(LEARNER, m.CheckpointDone(update=2, path="step_2"))
+        assert state.committed == 4
+        await stage.say(LEARNER, m.Goodbye())
+        back = m.Hello(
+            role="learner", name=LEARNER, pid=2, host="here", update=2, batch_id=state.line[2],
+            resumed_from="step_2",
+        )  # fmt: skip
+        await stage.say(LEARNER, back)
+        notice = stage.notice()
+        assert notice is not None
+        await stage.say(LEARNER, notice)
+        while evaluates():
+            if (loaded := stage.loaded()) is not None:
+                await stage.say(GENERATOR, loaded)
+            for key, lease in list(stage.hub.leases.given.items()):
+                if not lease.training:
+                    answer = stage.hub.account.trajectories[key]
+                    await stage.say(GENERATOR, stage.chunk_of(answer, 2))
+            while (scores := stage.scores()) is not None:
+                await stage.say(REWARD, scores)
+        assert (phases.phase, state.committed) == ("training", 2)
