@@ -168,10 +168,10 @@ def _in_parts(
     count = most(max(1, -(-len(x) // max(1, rows))))
     if count == 1:
         return score(x, targets, entropy_gradient)
-    cuts = [slice(part * rows, (part + 1) * rows) for part in range(count)]
+    sizes = [min(rows, max(0, len(x) - part * rows)) for part in range(count)]
     parts = [
-        checkpoint(score, x[cut], targets[cut], entropy_gradient, use_reentrant=False)
-        for cut in cuts
+        checkpoint(score, part, aim, entropy_gradient, use_reentrant=False)
+        for part, aim in zip(x.split(sizes), targets.split(sizes), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)

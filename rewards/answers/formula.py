@@ -191,9 +191,11 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
 
     Paid, it teaches a policy to repeat the question. A power of ten, a root and a factorial are
     forms of a number, a fraction is one unless the number is an integer."""
-    number, formula = right[0], said[0]
     if _tasks_of(said) - _tasks_of(right):
         return True
+    number, (_, equals, last) = right[0], str(said[-1]).rpartition("=")
+    said = (equals and _parsed(_dressed(last))) or said
+    formula = said[0]
     if not getattr(number, "is_Number", False) or getattr(formula, "is_Relational", False):
         return False
     factors = formula.args if getattr(formula, "is_Mul", False) else ()
@@ -208,9 +210,7 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
 
 def _tasks_of(parsed: list[Any]) -> set[str]:
     """Names of what a text leaves to be calculated: an integral, a sum, a remainder."""
-    formula = parsed[0]
-    if getattr(formula, "is_Relational", False):
-        formula = formula.rhs
+    formula = getattr(parsed[0], "rhs", parsed[0])
     named = set(_TASK.findall(str(parsed[-1]).rpartition("=")[2]))
     return named | {type(part).__name__ for part in _walk(formula)} & _TASKS
 
@@ -223,5 +223,4 @@ def _walk(formula: Any) -> Iterator[Any]:
 
 
 def _divides(parsed: list[Any]) -> bool:
-    """Return whether the text that was read is a division, behind its last sign of equality."""
-    return _DIVISION.search(str(parsed[-1]).rpartition("=")[2]) is not None
+    return _DIVISION.search(str(parsed[-1])) is not None

@@ -205,6 +205,7 @@ WRONG = {
     ],
     "calculations": [
         ("50", r"\boxed{43 - 39 + 46}"),
+        ("50", r"\boxed{43 - 39 + 46 = 46 - 39 + 43}"),
         ("50", "Amir has 43 shells, so 43 - 39 + 46 = Amir's current number."),
         ("148", "97 + 51"),
         ("36", r"\boxed{12 \times 3}"),
