@@ -45,7 +45,7 @@ class Phases:
         self._label: Label = "before"
         self._is_evaluated = False
         done = hub.state.evaluations
-        self._evaluated_at = done[-1].update if done else 0
+        self._evaluated_at = self._place(done[-1].update if done else 0)
         self._skips_told = 0
         self._leaving_since = 0.0
         self._lock = asyncio.Lock()
@@ -58,6 +58,7 @@ class Phases:
         self._table: dict[Phase, tuple[tuple[Callable[[], object], Phase], ...]] = {
             "starting": (
                 (self._is_stopped, "closing"),
+                (lambda: hub.config.evaluation.only and hub.state.evaluations, "closing"),
                 (self._evaluates_first, "evaluating"),
                 (self._is_ready, "training"),
             ),
@@ -192,7 +193,9 @@ class Phases:
 
     def _evaluation_due(self) -> bool:
         every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
-        if every is None or update == 0 or update % every or update == self._evaluated_at:
+        if every is None or not update or update % every:
+            return False
+        if self._place(update) == self._evaluated_at:
             return False
         if self.hub.config.evaluation.mode == "along":
             return False
@@ -247,7 +250,10 @@ class Phases:
 
     async def _evaluate(self) -> None:
         if await self.parts.evaluation.advance() is not None:
-            self._is_evaluated, self._evaluated_at = True, self.hub.state.committed
+            self._is_evaluated, self._evaluated_at = True, self._place(self.hub.state.committed)
+
+    def _place(self, update: int) -> tuple[int, int | None]:
+        return update, self.hub.state.line.get(update)  # After a rollback of another batch.
 
     async def _train(self) -> None:
         await self.parts.along.advance()

@@ -99,11 +99,10 @@ class LoadReport(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """Live requests, prompt tokens computed (cached ones apart), seconds of pauses."""
+    """Live requests and prompt tokens computed (cached ones apart)."""
 
     live: int
     prefill_tokens: int
-    pause_s: float
 
 
 class Engine(Protocol):

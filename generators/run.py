@@ -249,6 +249,7 @@ async def generate(
                 curve_keys=link.curve_keys,
                 heartbeat_s=transport.heartbeat_s,
                 stall_timeout_s=transport.stall_timeout_s,
+                max_bytes=transport.request_bytes,
                 cores=cores,
                 work=work,
             )

@@ -124,6 +124,7 @@ def _run(options: argparse.Namespace) -> None:
             else:
                 # Rank 0 hears the request to end and passes it on between two updates.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                work.between = trainer.checkpoints.writing.written
             reason = run_loop(inbox, publisher, relay, trainer)
             _LOG.info("rank %d ends: %s", options.rank, reason)
     finally:

@@ -70,11 +70,11 @@ class Cell:
         return cell
 
     async def _get_ready(self) -> None:
-        try:
-            async with asyncio.timeout(MAKE_TIMEOUT_S):
-                first = await self._report()
-        except TimeoutError:
-            first = {"broken": f"not made within {MAKE_TIMEOUT_S:g} s"}
+        # `timeout` would end it after a standstill of the loop, though the report has come.
+        report = asyncio.ensure_future(self._report())
+        await asyncio.wait([report], timeout=MAKE_TIMEOUT_S)
+        late = {"broken": f"not made within {MAKE_TIMEOUT_S:g} s"}
+        first = report.result() if report.done() else late
         if "ready" not in first:
             why = first.get("broken") or "the launcher is gone"
             raise RunFailedError(f"no cell for a program: {why}")

@@ -1,5 +1,6 @@
 """The process of a cell that runs the program."""
 
+import builtins
 import operator
 import socket
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 from sandbox.channel import ChannelEnd
 
 NAME = "program.py"
+vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as `site` would, which does not run here
 
 
 def run(source: str) -> int:

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,6 +23,7 @@ import zmq.asyncio
 
 from benchmarks.kit.machine_state import on_cores
 from headrace.config.sections.run import RunConfig
+from headrace.host.install import ROOT
 from headrace.protocol.messages.control import Heartbeat
 from headrace.protocol.transport.sockets import Link
 from tests.coordinator.peers import CoordinatorProcess, ScriptedPeer
@@ -50,8 +53,15 @@ class CoordinatorUsage(NamedTuple):
         return CoordinatorUsage(*(now - then for now, then in zip(self, before, strict=True)))
 
 
+def _cold_role(module: str, *argv: str, log: Any) -> "subprocess.Popen[bytes]":
+    """Start a role as a run does, with imports and memory of its own."""
+    return subprocess.Popen([sys.executable, "-m", module, *argv], stderr=log, cwd=ROOT)
+
+
 class PinnedCoordinator(CoordinatorProcess):
     """A coordinator's process; `core`: its own core."""
+
+    launch = staticmethod(_cold_role)
 
     def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
         super().__init__(run_dir, config)

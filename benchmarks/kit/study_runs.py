@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -80,9 +81,14 @@ class Runner:
             def start(arm: Arm, seed: int) -> Future[Row]:
                 return pool.submit(self._run_on_share, arm, seed, root, shares)
 
-            running = {start(arm, seed): (arm, seed, place) for arm, seed, place in missing}
+            running: dict[Future[Row], tuple[Arm, int, int]] = {}
+            left = deque(missing)
             try:
-                while running:
+                while running or left:
+                    # No more than run: an error ends the study, and a repeat is the next.
+                    while left and len(running) < self.jobs:
+                        arm, seed, _ = left[0]
+                        running[start(arm, seed)] = left.popleft()
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         arm, seed, place = running.pop(future)
                         name = key(arm, seed)
@@ -103,7 +109,7 @@ class Runner:
                         row = self.rows.add(new_key(name, self.rows.rows, row), row)
                         print(line_of(row), flush=True)
                         if is_missing(name, self.rows.rows):
-                            running[start(arm, seed)] = (arm, seed, place)
+                            left.appendleft((arm, seed, place))
                         else:
                             progress.advance(bar)
             except KeyboardInterrupt:

@@ -136,19 +136,23 @@ def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:
     return steps
 
 
-def restricted_mean(times: Sequence[TimeToTarget]) -> float:
-    """Return the area under `survival` up to the longest time of all runs."""
-    if all(time.reached for time in times):
-        return statistics.fmean(time.value for time in times)
-    longest = max(time.value for time in times)
-    steps = [(0.0, 1.0), *survival(times), (longest, 0.0)]
+def restricted_mean(times: Sequence[TimeToTarget], until: float | None = None) -> float:
+    """Return the area under `survival` up to a time, by default the longest of all runs."""
+    until = until or max(time.value for time in times)
+    steps = [(0.0, 1.0), *(step for step in survival(times) if step[0] < until), (until, 0.0)]
     return sum(share * (after - at) for (at, share), (after, _) in pairwise(steps))
 
 
 def ratio_of_means(pairs: Iterable[Pair]) -> float:
-    """Divide the restricted mean of the first times by that of the second."""
-    over, under = zip(*pairs, strict=True)
-    return restricted_mean(over) / restricted_mean(under)
+    """Divide the mean of the first times by that of the second.
+
+    Where runs of a side never crossed, both means are restricted to the time that it was seen."""
+    sides = list(zip(*pairs, strict=True))
+    censored = [side for side in sides if not all(time.reached for time in side)]
+    ends = (max(time.value for time in side) for side in censored or sides)
+    until = min(ends) if censored else max(ends)
+    over, under = (restricted_mean(side, until) for side in sides)
+    return over / under
 
 
 def ratio_by_log(pairs: Iterable[Pair]) -> float:

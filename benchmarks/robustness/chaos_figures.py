@@ -124,8 +124,8 @@ def recoveries(
     but the kinds `of`."""
     found: dict[str, list[float]] = defaultdict(list)
     ordered = sorted(updates)
-    begins = [one.began for one in done[1:]] + [float("inf")]
-    for one, following in zip(done, begins, strict=True):
+    begins = [*(one.began for one in done[1:]), float("inf")]
+    for one, following in zip(done, begins, strict=False):
         begun = one.began if one.fault.kind in KILLS else one.over
         after = next((at for at in ordered if at > begun), None)
         if one.fault.kind in of and after is not None and after < following:

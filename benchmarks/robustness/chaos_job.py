@@ -201,7 +201,9 @@ class ChaosJob(RunFolder):
 
     def _finish(self) -> None:
         """End by a Ctrl-C; a run that its last faults ended meanwhile is resumed before."""
-        while self._up():
+        for _ in range(1 + MAX_FAILED_RESUMES):
+            if not self._up():
+                break
             self._look()
             self._process.send_signal(signal.SIGINT)
             try:

@@ -89,6 +89,10 @@ def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse
     options = parser.parse_args(words)
     if options.seed_list and options.rows is None:
         parser.error("--seed-list needs --rows FILE, a file of one's own")
+    if file.jobs and options.jobs != file.jobs and options.rows is None:
+        parser.error(f"rows are of {file.jobs} run at a time: another --jobs needs --rows FILE")
+    if options.part in file.parts and (options.arms or options.reduced or options.seeds):
+        parser.error(f"--{options.part} has arms and seeds of its own")
     return options
 
 

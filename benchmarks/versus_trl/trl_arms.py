@@ -7,6 +7,7 @@ model, prompts in the same order, reward, sampling and optimizer from that recip
 from `requirements/trl.lock` below `.cache`, does not have the project's packages.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import free_port
 from headrace.host.install import ROOT
+from headrace.host.process_reaper import die_with
 from tasks.datasets.source import build_source
 from tasks.rows import TaskRow
 
@@ -253,7 +256,7 @@ def listen(
         log.open("wb") as errors,
         subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
-            start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
         ) as process,
     ):  # fmt: skip
         output = ""
@@ -277,8 +280,12 @@ def end(process: "subprocess.Popen[str]") -> None:
     if process.poll() is not None:
         return
     # A launcher of several processes ends them when it is asked to end, and only then.
-    os.killpg(process.pid, signal.SIGTERM)
+    own = psutil.Process(process.pid)
+    tree = [own, *own.children(recursive=True)]
+    process.terminate()
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        for one in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()

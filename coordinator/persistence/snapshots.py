@@ -114,7 +114,7 @@ def _read_again(
 
 
 log = logging.getLogger(__name__)
-FORMAT = 3
+FORMAT = 4
 """Version of snapshots; older ones are passed over.
 
 Raise it when a field of the state, or a record's effect on one, changes its meaning."""

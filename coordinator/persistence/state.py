@@ -51,6 +51,8 @@ class State:
         self.lineage = 0
         self.line: dict[int, int | None] = {0: None}
         self.first_policy_update: int | None = None
+        value = config.algorithm.value
+        self._enough = None if value is None else value.warmup_explained_variance
         self.train_time_s = 0.0
         self.evaluations: list[r.EvaluationDone] = []
         self.checkpoints: list[int] = []
@@ -142,10 +144,14 @@ class State:
         self.line[record.update] = record.batch_id
         self.train_time_s = record.train_time_s
         self.mixture.asked = {}
-        if record.skipped is not None or not record.window_ids:
+        windows = map(self.account.window, record.window_ids)
+        if not any(window.tokens > sum(window.dropped().values()) for window in windows):
             self.versions.keep_version(record.update)
-        if record.window_ids and self.first_policy_update is None:
-            self.first_policy_update = record.update
+        explained, bar = record.metrics.get("critic/vf_explained_var"), self._enough
+        enough = bar is not None and isinstance(explained, float) and explained >= bar
+        if self.first_policy_update is None and (record.window_ids or enough):
+            # A warm-up that explains enough ends with this update.
+            self.first_policy_update = record.update + (not record.window_ids)
 
     def _roll_back(self, record: r.LineageBegan) -> None:
         self.lineage, self.update = record.lineage, record.update

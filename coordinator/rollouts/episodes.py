@@ -14,7 +14,7 @@ from collections import deque
 
 import numpy as np
 
-from coordinator.connections.message_checks import LARGEST_REWARD, cut, end_record
+from coordinator.connections.message_checks import LARGEST_REWARD, end_record
 from coordinator.connections.peers import EnvironmentPeer
 from coordinator.dispatch.message_rendering import MessageRenderer, RenderedMessages
 from coordinator.dispatch.prompts import Prompts
@@ -81,6 +81,16 @@ class EpisodeManager:
                     self._branches.setdefault(first, []).extend(keys)
             case r.ChunkArrived(trajectory_id=key, finish="stop"):
                 self._queue.append(key)
+            case r.TrajectoryEnded(trajectory_id=key):
+                self._branches.pop(key, None)
+                self._forget(key)
+
+    def _forget(self, trajectory_id: int) -> None:
+        """Have the worker that knows an episode end it."""
+        for worker in self._workers.values():
+            if trajectory_id in worker.knows:
+                worker.knows.discard(trajectory_id)
+                worker.ended.append(trajectory_id)
 
     def restore(self) -> None:
         """After a restart, repeat unanswered requests, and end episodes that are over."""
@@ -123,7 +133,8 @@ class EpisodeManager:
             asks, ended = out.get(name, []), worker.ended
             if asks or len(ended) >= MOST_OUT:
                 worker.ended = []
-                for part in in_parts(asks, self._hub.config.transport.part_bytes) if asks else [[]]:
+                most = self._hub.config.transport.request_bytes
+                for part in in_parts(asks, most) if asks else [[]]:
                     await self._hub.send(name, StepRequest(asks=part, ended=ended))
                     ended = []
 
@@ -189,7 +200,10 @@ class EpisodeManager:
                 self._hub.rejections.add(name, "not_asked", text)
                 continue
             del worker.asked[reply.trajectory_id]
-            if trajectory is None or trajectory.ended or not trajectory.paused:
+            if trajectory is None:  # its evaluation is over
+                self._forget(reply.trajectory_id)
+                continue
+            if trajectory.ended or not trajectory.paused:
                 continue
             if reply.status == "branched":
                 self._branch(trajectory)
@@ -199,11 +213,7 @@ class EpisodeManager:
         self._hub.settle_windows(touched)
         if touched:
             self._hub.progress("environments")
-        ended = [trajectory for trajectory in touched if trajectory.ended]
-        for trajectory in ended:
-            worker.knows.discard(trajectory.trajectory_id)
-            worker.ended.append(trajectory.trajectory_id)
-        return ended
+        return [trajectory for trajectory in touched if trajectory.ended]
 
     def _branch(self, trajectory: Trajectory) -> None:
         """Begin a branch, where the agent has rewritten its history.
@@ -329,21 +339,17 @@ class EpisodeManager:
             self._reward(trajectory)
         for trajectory in trajectories:
             self._branches.pop(trajectory.trajectory_id, None)
-        for worker in self._workers.values():
-            over = [t.trajectory_id for t in trajectories if t.trajectory_id in worker.knows]
-            worker.knows.difference_update(over)
-            worker.ended += over
+            self._forget(trajectory.trajectory_id)
         self._hub.settle_windows(cut_short)
 
     def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
         self._hub.record_event(end_record(trajectory, status, error or None))
-        self._branches.pop(trajectory.trajectory_id, None)
         if status != "failed":
             self._reward(trajectory)
 
     def _fail(self, trajectory: Trajectory, problem: str) -> None:
         text = f"trajectory {trajectory.trajectory_id}: {problem}"
-        self._hub.incident("warning", "environment_failed", cut(text) or "")
+        self._hub.incident("warning", "environment_failed", text)
         self._end(trajectory, "failed", problem)
 
     def _reward(self, trajectory: Trajectory) -> None:

@@ -28,8 +28,6 @@ from headrace.protocol.records.record_types import (
 from headrace.protocol.transport.codec import in_parts
 from headrace.trajectory.trajectories import Trajectory
 
-MOST_BYTES = 8 << 20  # of a message of leases
-
 
 class Generation:
     """The coordinator's side of the generators."""
@@ -276,7 +274,7 @@ class Generation:
         now = [
             x for x in leases if (own := given.get(x.trajectory_id)) and own.lease_id == x.lease_id
         ]
-        for part in in_parts(now, min(MOST_BYTES, self._hub.config.transport.part_bytes)):
+        for part in in_parts(now, self._hub.config.transport.request_bytes):
             await self._hub.send(name, m.Leases(leases=part))
         self.reconciliation.sent(name, leases[-1].lease_id + 1)
 

@@ -57,17 +57,6 @@ class Warmup:
             return 0
         return value.warmup_prompts or 0
 
-    def committed(self, explained_variance: float | None) -> None:
-        """Note a committed update, which may end the warm-up."""
-        value = self._value
-        if not self.on or value is None:
-            return
-        good = value.warmup_explained_variance
-        if self._state.update >= value.warmup_updates or (
-            good is not None and explained_variance is not None and explained_variance >= good
-        ):
-            self.on = False
-
 
 class BatchSelector:
     """Choice of waiting windows and trajectories for a batch."""
@@ -278,6 +267,6 @@ class Scheduler(ABC):
 
     def committed(self, explained_variance: float | None) -> None:
         """Note a committed update."""
-        self._warmup.committed(explained_variance)
+        self._warmup.restart()
         if explained_variance is not None and math.isfinite(explained_variance):
             self.explained.append(explained_variance)

@@ -75,7 +75,7 @@ class ScoreAudit:
             item = item_of(trajectory, audit.source)
             items.append(msgspec.structs.replace(item, audit=True))
             worker.auditing.add(trajectory.trajectory_id)
-        for part in in_parts(items, self._hub.config.transport.part_bytes):
+        for part in in_parts(items, self._hub.config.transport.request_bytes):
             await self._hub.send(name, ScoreRequest(items=part))
 
     def _next(self, number: int) -> Iterable[Trajectory]:

@@ -130,7 +130,7 @@ class Scoring:
                 room = 2 * size * self._sources[source].children - worker.in_flight[source]
                 asks = [queue.popleft() for _ in range(min(room, size, len(queue)))]
                 items = [item for ask in asks for item in self._asking(worker, ask)]
-                for part in in_parts(items, self._hub.config.transport.part_bytes):
+                for part in in_parts(items, self._hub.config.transport.request_bytes):
                     await self._hub.send(name, ScoreRequest(items=part))
             await self._audits.dispatch(name, worker, self._items.whole)
 

@@ -50,10 +50,9 @@ class PreparedBatch:
 
 @dataclass
 class _BatchItem:
-    """Share of a trajectory in a batch. `rivals`: number of scores of its advantages."""
+    """Share of a trajectory in a batch."""
 
     trajectory: Trajectory
-    rivals: int = 0
     windows: list[tuple[Window, WindowMask]] = field(default_factory=list)
     value: bool = False
 
@@ -91,8 +90,7 @@ def prepare(
         taken.append(TakenWindow(window_id=window.window_id, masked=masked.runs))
         if masked.trained.any():
             ages.append(age[masked.trained])
-            rivals = len(state.account.groups[trajectory.group_id].trajectory_ids)
-            item = policy.setdefault(window.trajectory_id, _BatchItem(trajectory, rivals))
+            item = policy.setdefault(window.trajectory_id, _BatchItem(trajectory))
             item.windows.append((window, masked))
     values = {t.trajectory_id: _BatchItem(t, value=True) for t in selection.value_trajectories}
     record = BatchTaken(
@@ -126,7 +124,7 @@ def _deal(
         for key, item in sorted(half.items(), key=lambda pair: -pair[1].size):
             rank = key % ranks if stays and half is policy else load.index(min(load))
             load[rank] += item.size
-            known = dealt[rank].setdefault(key, _BatchItem(item.trajectory, item.rivals))
+            known = dealt[rank].setdefault(key, _BatchItem(item.trajectory))
             known.windows += item.windows
             known.value |= item.value
     return [list(items.values()) for items in dealt]

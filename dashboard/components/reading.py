@@ -40,7 +40,11 @@ _THOUGHTS = re.compile(r"(?s)<(think|thinking|reasoning)>(.*?)(?:</\1>|\Z)")
 _OPENED = re.compile(r"(?s)\A((?:(?!<think).)*?)</think(?:ing)?>")
 """Thoughts that the prompt has opened."""
 _FENCE = re.compile(
-    r"(?ms)^ {0,3}(```+|~~~+)[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)"
+    r"(?ms)^ {0,3}(```++|~~~++)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)"
+)
+_LATEX = (
+    (r"\)", r"(?s)\\\((.+?)\\\)", r"$\1$"),
+    (r"\]", r"(?s)\\\[(.+?)\\\]", r"$$\1$$"),
 )
 _BREAK = "\u2060"
 """Word joiner: it has no width, and Markdown reads no image, link or address across it."""
@@ -132,7 +136,9 @@ def results_html(detail: TrajectoryDetail) -> str:
 def inert_markdown(text: str) -> str:
     r"""Markdown without images, links and addresses: what makes them is broken by a character of
     no width. LaTeX in \( \) and \[ \] gets the dollars that the renderer knows."""
-    text = re.sub(r"(?s)\\\[(.+?)\\\]", r"$$\1$$", re.sub(r"(?s)\\\((.+?)\\\)", r"$\1$", text))
+    for closing, pattern, dollars in _LATEX:
+        end = text.rfind(closing) + 2  # behind it each opening would look to the text's end
+        text = re.sub(pattern, dollars, text[:end]) + text[end:]
     return _inert(text)
 
 

@@ -69,7 +69,7 @@ def attainable_text(evaluations: pd.DataFrame) -> str:
         return ""
     last = probed.iloc[-1]
     of = f"{count(last['prefixes'])} prefixes of its evaluations' answers"
-    if not math.isfinite(last["attainable"]):
+    if pd.isna(last["attainable"]):
         return f" How much can be explained is not known yet: {of} were probed, of {ENOUGH}."
     low, high = share(last["attainable_low"]), share(last["attainable_high"])
     return f" By {of}, {share(last['attainable'])} can be explained ({low} to {high})."

@@ -177,7 +177,7 @@ class RunData:
     def scorings(self, sources: tuple[str, ...], evaluation: int | None = None) -> Scorings:
         """Scorings over the whole run, or an evaluation, by these sources; of a live run they
         change when there is something more to see."""
-        stamp = self.picture(samples=True)[1]
+        stamp = self.picture(samples=True)[1] if evaluation is None else ""
         return self.throttled(_scorings, sources, evaluation, stamp=stamp)
 
     def alerts(self) -> list[Alert]:
@@ -205,7 +205,7 @@ class RunData:
 
     def lives(self, newest: int, seconds: float | None) -> pd.DataFrame:
         """`storage.queries.lives` of the last seconds; None: of the whole run."""
-        stamp = self.picture(samples=True)[1]
+        stamp = self.picture(samples=True)[1] if seconds is None else ""
         return self.throttled(_lives, newest, seconds, stamp=stamp)
 
     def events(self, limit: int) -> pd.DataFrame:

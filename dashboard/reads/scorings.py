@@ -111,6 +111,7 @@ def part_means(cut: pd.DataFrame) -> pd.DataFrame:
         )
         if isinstance(parts, dict)
         for name, value in parts.items()
+        if value is not None
     ]
     parts = pd.DataFrame(rows, columns=["start", "end", "name", "value"])
     kept = parts["name"].value_counts().index[:MOST_PARTS]

@@ -72,10 +72,8 @@ TITLES = {
     "idle/generator": "Generators idle",
 }
 SHOWN = tuple(TITLES)[:6]
-METRIC_NAMES = (
-    *TITLES,
-    *(name for name, info in METRICS.items() if not info.bins and "NAME" not in name),
-)
+_CHARTED = [name for name, info in METRICS.items() if not info.bins and "NAME" not in name]
+METRIC_NAMES = tuple(dict.fromkeys((*TITLES, *_CHARTED)))
 _UNITS = {ACCURACY: "share", LENGTH: "tokens"}
 _CAPTIONS = {
     ACCURACY: "Share of held-out prompts answered correctly. Healthy: rising.",
@@ -103,7 +101,11 @@ def render(root: Path, choice: RunChoice) -> None:
     if not found:
         panels.empty("Choose runs above, or rows of the page Runs.")
         return
-    wanted = _wanted({line.run_dir.name: RunData(line) for line in found})
+    try:
+        wanted = _wanted({line.run_dir.name: RunData(line) for line in found})
+    except UserError as error:  # the server of one is away
+        panels.empty(str(error))
+        return
     panels.live_runs(found, partial(_section, wanted=wanted))
     _differences(wanted)
 

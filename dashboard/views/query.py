@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.components import panels
+from dashboard.components.reading import literal_markdown
 from dashboard.reads.data import RunData, shown
 from headrace.errors import UserError
 from storage import queries
@@ -60,7 +61,7 @@ def _answer(run: RunData, query: str) -> None:
         with st.spinner("Asking"), asking as answer:
             rows = list(islice(answer.rows, MOST_ROWS + 1))
     except UserError as error:
-        st.error(str(error))
+        st.error(literal_markdown(shown(str(error))))
         return
     if len(rows) > MOST_ROWS:
         st.caption(f"The first {MOST_ROWS:,} rows.")

@@ -101,7 +101,7 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         """Return the gauges."""
-        return EngineStats(len(self._live), self._prefill_tokens, 0.0)
+        return EngineStats(len(self._live), self._prefill_tokens)
 
     async def stop(self) -> None:
         """End all streams."""

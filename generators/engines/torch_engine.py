@@ -94,7 +94,6 @@ class TorchEngine:
         self._steps: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
         self._prefill_tokens = 0
-        self._pause_s = 0.0
 
     async def start(self) -> None:
         """Load the model."""
@@ -153,12 +152,11 @@ class TorchEngine:
         if reason is not None:
             raise WeightsRefusedError(reason)
         gap = await loop.run_in_executor(self._thread, self._load, path, version)
-        self._pause_s += gap
         return LoadReport(gap, time.perf_counter() - began)
 
     def stats(self) -> EngineStats:
         """Return the gauges."""
-        return EngineStats(len(self._rows), self._prefill_tokens, self._pause_s)
+        return EngineStats(len(self._rows), self._prefill_tokens)
 
     async def stop(self) -> None:
         """End all streams and the thread."""

@@ -215,7 +215,6 @@ class VllmEngine:
         """Source whose group the workers are in; source whose broadcast failed."""
         self._broken = False
         self._prefill_tokens = 0
-        self._pause_s = 0.0
         store = MediaStore(settings.media or Path())
         self._image = lru_cache(_IMAGES)(lambda digest: open_rgb(store.read(digest)))
 
@@ -363,7 +362,7 @@ class VllmEngine:
 
         Return its output queue, or None when it was aborted while it waited. The prompt's salt
         keeps the prefix cache from answering with blocks of older weights, but for a later turn
-        with those of its first one."""
+        with those of its first one, and what waited in vLLM while weights came."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
 
@@ -476,7 +475,6 @@ class VllmEngine:
                     live.boundaries.append((state.detokenizer.num_output_tokens(), version))
         await self._engine.resume_generation()
         gap = time.perf_counter() - paused
-        self._pause_s += gap
         if not taken:
             raise WeightsRefusedError(
                 f"{source} could not be loaded; version {self.version} is back"
@@ -532,7 +530,7 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """Return the gauges."""
-        return EngineStats(len(self._live), self._prefill_tokens, self._pause_s)
+        return EngineStats(len(self._live), self._prefill_tokens)
 
     async def stop(self) -> None:
         """End the engine process (a few seconds)."""

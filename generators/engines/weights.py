@@ -102,8 +102,6 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
                 return path
             path.unlink()  # A machine that lost power may have kept less than was written.
         with part.open("ab") as file:
-            if file.tell() > notice.num_bytes:
-                file.truncate(0)
             async for data in _pieces(dealer, notice, file.tell(), silence_s):
                 file.write(data)
     try:

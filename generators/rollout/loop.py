@@ -81,6 +81,7 @@ class GeneratorLoop:
         curve_keys: str | None = None,
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
+        max_bytes: int = 8 << 20,
         cores: FrontCores | None = None,
         work: ProgressReporter | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class GeneratorLoop:
         self._receive_weights, self._curve_keys = receive, curve_keys
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
         self._cores, self._work = cores or FrontCores(), work or ProgressReporter()
-        self._outbox = Outbox(channel.send)
+        self._outbox = Outbox(channel.send, max_bytes=max_bytes)
         self._live: dict[int, ChunkCutter] = {}
         self._waiting: dict[int, m.Lease] = {}
         self._notice: m.WeightNotice | None = None
@@ -190,6 +191,8 @@ class GeneratorLoop:
         self._spawn(self._generate(lease, cutter))
 
     async def _generate(self, lease: m.Lease, cutter: ChunkCutter) -> None:
+        if lease.lease_id not in self._live:  # a Hold came before this task began
+            return
         known = len(lease.prefix_ids)
         request = GenerationRequest(
             request_id=str(lease.lease_id),

@@ -55,6 +55,9 @@ def grid_of(prepared: Mapping[str, Any]) -> tuple[int, int, int]:
     return int(frames), int(height), int(width)
 
 
+MOST_KNOWN = 4096  # images whose tokens are kept; the oldest goes first
+
+
 class ImageProcessor:
     """The processor of a model that reads images."""
 
@@ -115,5 +118,7 @@ class ImageProcessor:
             except ValueError as error:
                 reason = " ".join(str(error).split())
                 raise MediaError(f"the model's processor takes no such image: {reason}") from error
+            if len(self._known) >= MOST_KNOWN:
+                del self._known[next(iter(self._known))]
             self._known[digest] = [int(token) for token in found["input_ids"][0]], grid_of(found)
         return self._known[digest]

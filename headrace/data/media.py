@@ -7,7 +7,6 @@ one line. Storing and reading need no Pillow.
 """
 
 import base64
-import binascii
 import hashlib
 import os
 import re
@@ -231,7 +230,11 @@ def image_bytes(image: Any, base: Path, *, urls: bool = False) -> bytes:
         if not urls:
             raise MediaError(f"image {_shown(image)}: URLs are fetched with task.image_urls = true")
         return _fetched(image)
-    return _from_file(unquote(urlparse(image).path) if scheme == "file" else image, base)
+    try:
+        name = unquote(urlparse(image).path) if scheme == "file" else image
+    except ValueError as error:
+        raise MediaError(f"image {_shown(image)}: {error}") from error
+    return _from_file(name, base)
 
 
 def _from_file(name: str, base: Path) -> bytes:
@@ -250,7 +253,7 @@ def _from_data_url(url: str) -> bytes:
     head, comma, body = url.partition(",")
     try:
         data = base64.b64decode(body, validate=True) if head.endswith(";base64") else None
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error, or letters beyond ASCII
         raise MediaError(f"image {_shown(url)}: no base64 behind the comma") from error
     if not comma:
         raise MediaError(f"image {_shown(url)}: a data URL has a comma before its data")

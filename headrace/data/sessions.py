@@ -6,6 +6,7 @@ a click has NO_CLICK for its document. UserError for a row that is none, which n
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,10 +60,10 @@ def document_of(text: str | None) -> str:
 
 def label_of(value: Any, where: str) -> int:
     """Return the relevance of a candidate."""
-    try:
-        return int(value)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: the label is {str(value)[:40]!r}, not a number") from error
+    with suppress(TypeError, ValueError, OverflowError):
+        if (label := int(value)) == float(value):
+            return label
+    raise UserError(f"{where}: the label is {str(value)[:40]!r}, not a whole number")
 
 
 def history_of(row: Mapping[str, Any], where: str) -> tuple[Pair, ...]:

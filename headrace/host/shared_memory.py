@@ -32,14 +32,15 @@ class EngineMemory:
         """Record what these processes map; remove what dead owners left."""
         sweep()
         mapped = _mapped(Path("/proc", str(pid)) for pid in pids)
-        found = [file for file in FOLDER.glob("*") if _identity(file) in mapped]
+        files = [(_identity(file), file.name) for file in FOLDER.glob("*")]
+        found = [f"{identity} {name}\n" for identity, name in files if identity in mapped]
         self._survivor: subprocess.Popen[bytes] | None = None
         if not found:
             return
         descriptor, path = tempfile.mkstemp(prefix=RECORD_PREFIX, dir=FOLDER)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._file.writelines(f"{_identity(file)} {file.name}\n" for file in found)
+        self._file.writelines(found)
         self._file.flush()
         self._survivor = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, path],

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,19 +95,23 @@ def latest_name(root: Path) -> str | None:
         named = (root / LATEST).read_text().strip()
     except OSError:
         named = ""
-    for name in filter(None, [named, *reversed(run_names(root))]):
-        run_dir = root / name
-        if is_run(run_dir) and not is_archived(run_dir):
-            return name
-    return None
+    there = named and is_run(root / named) and not is_archived(root / named)
+    return named if there else newest_run(root, is_run)
+
+
+def newest_run(root: Path, wanted: Callable[[Path], bool]) -> str | None:
+    """Name of the newest run of a root that is not archived and whose folder is wanted."""
+    names = reversed(run_names(root))
+    return next((n for n in names if wanted(root / n) and not is_archived(root / n)), None)
 
 
 def run_names(root: Path) -> list[str]:
     """Names of the runs under a root, oldest first."""
     if not root.is_dir():
         return []
-    found = [path.parent for name in (RESOLVED, REWARD_MODEL) for path in root.glob(f"*/{name}")]
-    return [path.name for path in sorted(found, key=lambda path: path.stat().st_ctime)]
+    # A folder's own time is of its last new file.
+    found = [path for name in (RESOLVED, REWARD_MODEL) for path in root.glob(f"*/{name}")]
+    return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_ctime)]
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -152,9 +156,8 @@ def is_evaluation(run_dir: Path) -> bool:
 def need_training(run_dir: Path) -> None:
     """UserError where a run only evaluates; it names the newest training run beside it."""
     if is_evaluation(run_dir):
-        root = run_dir.parent
-        trained = [n for n in run_names(root) if is_training(root / n)]
-        hint = f"; the newest that trains is {trained[-1]}" if trained else ""
+        newest = newest_run(run_dir.parent, is_training)
+        hint = f"; the newest that trains is {newest}" if newest else ""
         raise UserError(f"{run_dir.name} evaluates a model, and this needs a run that trains{hint}")
 
 
@@ -234,9 +237,17 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Hold the run; UserError where another supervisor does."""
-    with (run_dir / LOCK).open("w") as file:
-        if not _taken(file):
+    """Hold the run; UserError where another supervisor does, or where it cannot be written."""
+    try:
+        opened = (run_dir / LOCK).open("w")
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be written: {error.strerror or error}") from error
+    with opened as file:
+        free = _taken(file)
+        if not free:  # `is_running` takes it for a moment, too
+            time.sleep(_LOOK_AGAIN_S)
+            free = _taken(file)
+        if not free:
             raise UserError(
                 f"{run_dir.name} is still going on; end it with: headrace stop {run_dir.name}"
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
 from headrace.protocol.messages.control import Command, Hello, Status, StatusRequest
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
@@ -90,7 +91,11 @@ def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
     found = coordinator_of(run_dir)
     if found is None:
         return None
-    with contextlib.closing(Monitor(config, found[0])) as monitor:
+    try:
+        opened = Monitor(config, found[0])
+    except UserError:  # the run's keys are another user's
+        return None
+    with contextlib.closing(opened) as monitor:
         monitor.request_status()
         status = monitor.latest_status(ANSWER_S)
     return None if status is None else status.waits

@@ -120,7 +120,9 @@ class Supervisor:
 
     def run(self) -> RunOutcome:
         """Run to the end; returns how it ended."""
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+            signals.append(signal.SIGHUP)
         with contextlib.suppress(OSError):  # a disk that takes nothing
             cut_torn(self._run_dir / EVENTS_FILE)
         with signal_handler(self._interrupted, *signals), self._launcher:

@@ -33,14 +33,11 @@ class HotStreams(NamedTuple):
 
     Attributes:
         weight: [T] factor of each token's loss. behaviour: [T] logprobs in the denominator of the
-        policy's ratio. ratio: [T] pi / q of hot tokens before any cap, for statistics; 0 at other
-        tokens. over_cap: [T] bool, hot tokens whose weight the cap has cut.
+        policy's ratio.
     """
 
     weight: Tensor
     behaviour: Tensor
-    ratio: Tensor
-    over_cap: Tensor
 
 
 @torch.no_grad()
@@ -61,11 +58,10 @@ def hot_streams(
         hot: [T] bool. correction: see the module's docstring. cap: largest importance weight of
         "ratio" (2 to 10 are usual).
     """
-    rho = torch.where(hot, log_ratio(start, behaviour, hot).exp(), 0.0)
     if correction == "mask":
-        return HotStreams(weight.masked_fill(hot, 0.0), behaviour, rho, torch.zeros_like(hot))
+        return HotStreams(weight.masked_fill(hot, 0.0), behaviour)
     anchored = torch.where(hot, start, behaviour)
     if correction == "recompute":
-        return HotStreams(weight, anchored, rho, torch.zeros_like(hot))
-    corrected = torch.where(hot, weight * rho.clamp(max=cap), weight)
-    return HotStreams(corrected, anchored, rho, hot & (rho > cap))
+        return HotStreams(weight, anchored)
+    rho = log_ratio(start, behaviour, hot).exp()
+    return HotStreams(torch.where(hot, weight * rho.clamp(max=cap), weight), anchored)

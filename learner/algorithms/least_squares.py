@@ -54,9 +54,11 @@ class LeastSquaresHead:
         if not whole[0, 0]:
             return
         errors = torch.zeros(len(PENALTIES), dtype=torch.float64, device=whole.device)
-        for fold in self.sums:
-            if 0 < fold[0, 0] < whole[0, 0]:
-                heads = _ridge(whole - fold)
+        for number, fold in enumerate(self.sums):
+            # A difference to the whole would be noise beside a much larger fold.
+            rest = self.sums[torch.arange(FOLDS) != number].sum(dim=0)
+            if fold[0, 0] > 0 and rest[0, 0] > 0:
+                heads = _ridge(rest)
                 errors += torch.einsum("pi,ij,pj->p", heads, fold, heads)
         best = int(errors.argmin()) if bool(errors.any()) else len(PENALTIES) - 1
         self.penalty = PENALTIES[best]

@@ -160,9 +160,12 @@ class ModelSet:
     def _value_engine(
         self, model: PreTrainedModel, value: ValueTargetConfig
     ) -> DeepSpeedEngine | FeatureEngine:
+        fits = self._config.algorithm.fits_value
+        if fits:
+            model.requires_grad_(False)  # what trains is not shared
         if self._config.model.critic_path is None:
             self._share_base(model)
-        if self._config.algorithm.fits_value:
+        if fits:
             frozen = FeatureNetwork(model, most=value.features, autocast=self._autocast)
             self._let_see(frozen)
             return FeatureEngine(frozen, memory=value.memory_answers)

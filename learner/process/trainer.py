@@ -161,7 +161,9 @@ class Trainer:
         self, batch: m.Batch, shard: Shard, publisher: WeightPublisher | None
     ) -> m.UpdateDone:
         """Run one update on this rank's share, its publication and its checkpoint."""
-        outcome = self._updater.run(batch, shard)
+        # The coordinator names the version published last; a later one may still be written.
+        version = max(batch.version, self.position.version)
+        outcome = self._updater.run(replace(batch, version=version), shard)
         self._work.at("")
         metrics, skipped, at = outcome.metrics, outcome.skipped, self.position
         self._update_log.write(batch, shard, after=at.batch_id, skipped=skipped, tell=self.tell)

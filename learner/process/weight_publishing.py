@@ -268,7 +268,8 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
         # Of this run's learners that were killed.
         for folder in SHARED_MEMORY.glob(f"{prefix}*"):
             pid = folder.name.removeprefix(prefix)
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            # One of our number was there before this container was started again.
+            if pid == str(os.getpid()) or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
                 shutil.rmtree(folder, ignore_errors=True)
         needs, free = 2 * (KEPT_VERSIONS + 1) * num_bytes, shutil.disk_usage(SHARED_MEMORY).free
         if free > needs:

@@ -27,7 +27,7 @@ _CASES = re.compile(r"\\begin\{(?:cases|aligned|gathered)\}(.*)\\end\{(?:cases|a
 _SIGN = re.compile(r"\\pm(?![a-zA-Z])|\\mp(?![a-zA-Z])")
 _PLUS_MINUS = {"\\pm": "+-", "\\mp": "-+"}
 _NAME = re.compile(
-    r"(?:\\text\{[^{}]*\}|\\(?:angle|triangle|overline|widehat|mathbb|vec|operatorname)\b\s*"
+    r"(?:\\text\{[^{}]*\}|\\(?:angle|triangle|overline|widehat|mathbb|vec|operatorname)\b"
     r"|\\(?:alpha|beta|gamma|theta|lambda|mu|phi|rho|sigma|omega|ell|Delta|pi)\b"
     r"|[A-Za-z'|:\s]|_\{[^{}]*\}|_[A-Za-z0-9]|\{[A-Za-z\s]*\}|\([A-Za-z0-9,\s]*\))+"
 )

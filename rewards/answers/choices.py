@@ -65,8 +65,9 @@ def said_letter(text: str, letters: str = LETTERS) -> str | None:
     for announcement in (_ANSWER, _CHOICE):
         for said in reversed(list(announcement.finditer(text))):
             for start, letter in alone:
-                between = text[said.end() : start]
-                if 0 <= start - said.end() <= _REACH and not re.search(r"[.\n]\s", between):
+                if not 0 <= start - said.end() <= _REACH:
+                    continue
+                if not re.search(r"[.\n]\s", text[said.end() : start]):
                     return letter
     first, letter = alone[0]
     return letter if not text[:first].strip(" \n(*[\"'") else alone[-1][1]

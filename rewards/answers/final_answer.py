@@ -20,7 +20,7 @@ _WIDE = 20_000
 _BOX = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 _BARE_BOX = re.compile(r"\\+(?:boxed|fbox)\s*([^\s{}\\$]{1,40})")
 _HASHES = re.compile(r"^####[ \t]*(\S.*)$", re.MULTILINE)
-_TAG = re.compile(r"<answer>\s*([^<]{1,2000}?)\s*</answer>", re.IGNORECASE)
+_TAG = re.compile(r"<answer>([^<]{1,2000})</answer>", re.IGNORECASE)
 _TOLD = re.compile(
     r"\b(?:is|are|was|were|(?:will|would|must|should|has to|have to) be"
     r"|equals|gets?|gives?|gave|has|have)\s+([^.=\n]{1,80}(?:\.[0-9]+)?)\.?\s*$"

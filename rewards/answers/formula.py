@@ -33,6 +33,10 @@ _LONG_ROW = re.compile(r"[0-9.\s+*\u00d7/^()\u00f7-]{120,}")
 
 _DIVISION = re.compile(r"[/:]|\\[cdt]?frac|\\div|\^\s*\{?\s*-\s*[0-9]")
 _TASK = re.compile(r"\b(?:gcd|lcm|det|min|max|[bp]?mod)(?![a-z])|\\begin\{vmatrix\}")
+_CALLED = re.compile(
+    r"\\(?:[dt]?binom|choose|log|ln|lg|[lr]?floor|[lr]?ceil|(?:arc)?(?:sin|cos|tan|cot|sec|csc))"
+    r"(?![a-z])"
+)
 _TASKS = {"Sum", "Product", "Integral", "Limit", "Derivative", "Mod", "Max", "Min"}
 
 
@@ -198,6 +202,8 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
     formula = said[0]
     if not getattr(number, "is_Number", False) or getattr(formula, "is_Relational", False):
         return False
+    if _CALLED.search(str(said[-1])) and not _CALLED.search(str(right[-1])):
+        return True
     factors = formula.args if getattr(formula, "is_Mul", False) else ()
     factors = [x.base if x.is_Pow and x.exp == 1 else x for x in factors]
     return (

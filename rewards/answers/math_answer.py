@@ -31,7 +31,7 @@ _DEEPEST = 6
 
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'\u2019-]+(?:[ -][^\W\d_]['\u2019\w-]*)*")
 _IN_BASE = re.compile(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]+)\s*\}?")
-_LONG_WORD = re.compile(r"[^\W\d_]{4,}")
+_LONG_WORD = re.compile(r"[^\W\d_]{4,}|(?<![^\W\d_])(?:yes|no)(?![^\W\d_])", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _NO_SIGNS = re.compile(r"[^\W\d_](?:[^\W\d_]|['\u2019 ,.-])*")
 _CLOSES = {"(": ")", "[": "]", "\\langle": "\\rangle"}
@@ -82,6 +82,8 @@ def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
     if likely:
         if found.certainty == "likely" and _is_numeric(wanted) and _is_numeric(likely):
             return _same(wanted, likely)
+        if found.certainty == "perhaps" and end and not _LONG_WORD.search(_COMMAND.sub("", end)):
+            return _same(wanted, end)  # One answer alone: what is stated last.
         if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
             return True
     if end and _same(wanted, end):

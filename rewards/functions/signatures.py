@@ -60,14 +60,10 @@ def check_columns(where: str, needs: Collection[str], columns: Collection[str]) 
     A list with one entry per response takes the column of its entries' name."""
     unknown = [n for n in needs if not {n, PLURALS.get(n, n)} & set(columns)]
     if unknown:
+        listed = ", ".join(f"`{name}`" for name in unknown)
         raise UserError(
-            f"{where} needs {listed(unknown)}, which no column of the task gives (it has "
+            f"{where} needs {listed}, which no column of the task gives (it has "
             f"{', '.join(sorted(columns)) or 'none'}) and nothing else is known by that name; add "
             f"the column, give the parameter a default, or see docs/rewards.md for the "
             f"names that are known"
         )
-
-
-def listed(names: Collection[str]) -> str:
-    """Names for a sentence."""
-    return ", ".join(f"`{name}`" for name in names)

@@ -7,7 +7,6 @@ depend on the package: users of this kind install it.
 """
 
 import importlib
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -89,4 +88,4 @@ def _answer(text: str, tag: str | None) -> str | None:
     end = text.find(f"</{tag}>", begin)
     if begin < 0 or end < 0:
         return None
-    return re.sub(r"^\s+|\s+$", "", text[begin + len(tag) + 2 : end])
+    return text[begin + len(tag) + 2 : end].strip()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError, first_error
 from headrace.protocol.messages.control import Score, ScoreItem
-from rewards.worker.source_workers import SourceWorkers, Status
+from rewards.worker.source_workers import SourceWorkers
 
 AUDIT_RETRY_S = 10.0
 """Seconds before a source that only audits restarts."""
@@ -40,8 +40,6 @@ class ScoringPool:
         """Items submitted and not yet scored."""
         self._owed = 0
         """Those of them that are no audits, which somebody waits for."""
-        self.counts: dict[Status, int] = {"ok": 0, "timeout": 0, "crashed": 0, "invalid": 0}
-        """Scores so far, by status."""
 
     @property
     def restarts(self) -> int:
@@ -90,5 +88,4 @@ class ScoringPool:
         self._owed -= not score.audit
         if not self._owed:
             self._idle.set()
-        self.counts[score.status] += 1
         self.scores.put_nowait(score)

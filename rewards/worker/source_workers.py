@@ -77,7 +77,6 @@ class SourceWorkers:
         if (outcome := self._fast_path(item)) is None:
             return False
         self._settle_score(_score(item, outcome))
-        self._count([item], outcome)
         return True
 
     async def run(self) -> None:

@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -64,13 +63,6 @@ class EscapeResult:
 def names() -> list[str]:
     """Return the names of all escapes."""
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
-
-
-def meaning(name: str) -> str:
-    """Return the escape's description: what would count as escaped."""
-    lines = (FOLDER / f"{name}.txt").read_text(encoding="ascii").splitlines()
-    comments = takewhile(lambda line: line.startswith("#"), lines)
-    return " ".join(line.removeprefix("#").strip() for line in comments)
 
 
 async def try_all(layer: str, python: Interpreter | None = None) -> list[EscapeResult]:

@@ -323,7 +323,8 @@ def _set_aside(run_dir: Path, account: Account, update: int) -> list[str]:
         renamed = _free(root, f"damaged-{{}}-{path.name}")
         path.rename(renamed)
         names.append(renamed.name)
-    left = sorted(int(path.name.removeprefix("step_")) for path in root.glob("step_*"))
+    numbers = (path.name.removeprefix("step_") for path in root.glob("step_*"))
+    left = sorted(int(number) for number in numbers if number.isdigit())
     if newer and left:
         write_atomically(root / "latest", f"step_{left[-1]}\n")
     elif newer:

@@ -155,7 +155,7 @@ class SequenceChecks(RecordChecks):
             self._say("tokens", f"{name} was scored and is {trajectory.status}")
         if trajectory.reward_status is not None:
             self._say("tokens", f"{name} was scored before")
-        if any(not 0 <= each.position < trajectory.length for each in record.rewards):
+        if any(not 0 <= each.position < max(1, trajectory.length) for each in record.rewards):
             self._say("tokens", f"{name} earned something outside its tokens")
         trajectory.reward, trajectory.reward_status = record.reward, record.status
         trajectory.reward_source, trajectory.reward_model = record.source, record.model

@@ -115,6 +115,8 @@ def upgrade(engine: Engine) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
     with engine.connect() as connection, _one_transaction(connection):
+        if connection.dialect.name == "postgresql":  # runs that begin a database together
+            connection.execute(text("select pg_advisory_xact_lock(1198605665)"))
         config.attributes["connection"] = connection
         if inspect(connection).has_table("alembic_version"):
             command.upgrade(config, "head")

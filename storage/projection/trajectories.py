@@ -23,7 +23,7 @@ from storage.projection.rows import (
 )
 
 Scored = ChunkArrived | LinesScored | RewardArrived
-_GROUP = ("group_id", "prompt_id", "position", "domain", "purpose")
+_GROUP = ("group_id", "position", "purpose")
 _LINE_SCORE = ("at", "trajectory_id", "source", "status", "through", "seconds")
 """Columns that are a record's fields as they are."""
 
@@ -74,10 +74,11 @@ def issue_groups(connection: Connection, run: int, records: list[PlacedRecord]) 
     groups: list[SqlRow] = []
     trajectories: list[SqlRow] = []
     for offset, r in records:
+        prompt_id = clean_text(r.prompt_id) or ""
         prompts.setdefault(
-            r.prompt_id,
+            prompt_id,
             {
-                "prompt_id": r.prompt_id,
+                "prompt_id": prompt_id,
                 "text": clean_text(r.prompt),
                 "answer": clean_text(r.answer),
                 "info": clean_text(r.info),
@@ -89,6 +90,8 @@ def issue_groups(connection: Connection, run: int, records: list[PlacedRecord]) 
         groups.append(
             {
                 **{name: getattr(r, name) for name in _GROUP},
+                "prompt_id": prompt_id,
+                "domain": clean_text(r.domain),
                 "size": len(r.trajectory_ids),
                 "issued_at": r.at,
                 "offset": offset,

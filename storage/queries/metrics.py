@@ -96,9 +96,8 @@ def _updates(
         "cpu": used.value,
     }
     mine = (Update.run == reader.key, Update.abandoned.is_(False))
-    first, last = reader.rows(
-        select(func.min(Update.update), func.max(Update.update)).where(*mine)
-    )[0]
+    ends = select(func.min(Update.update), func.max(Update.update)).where(*mine)
+    first, last = reader.rows(ends.where(Update.committed_at.is_not(None)))[0]
     query = (
         select(axes[x].label("x"), Metric.name, Metric.value)
         .select_from(Metric)
@@ -113,8 +112,8 @@ def _updates(
         query = query.join(used, and_(used.run == Metric.run, at))
     if points and (last or 0) > points:
         bucket = (Update.update - 1) // -(-last // _stretches(points))
-        ends = Update.update.in_([first, last])
-        query = _thinned(query, axes[x], bucket, ends, *[Update.update] * (x != "update"))
+        kept = Update.update.in_([first, last])
+        query = _thinned(query, axes[x], bucket, kept, *[Update.update] * (x != "update"))
     return reader.frame(query)
 
 

@@ -64,6 +64,8 @@ def _answered(
             f"{where}: no completion (looked for {', '.join(COMPLETION_KEYS)}; the row has "
             f"{', '.join(sorted(record)) or 'nothing'})"
         )
+    if (text := text_of(record[key])) is None:
+        raise UserError(f"{where}: the completion is neither text nor a list of messages")
     prompt_key = next((k for k in prompt_keys if look_up(record, k) is not None), None)
     truth = next((v for k in answer_keys if (v := look_up(record, k)) is not None), "")
     try:
@@ -75,7 +77,7 @@ def _answered(
     hidden = (prompt_key, key, *OWN_KEYS, *image_columns(prompt))
     return FinishedAnswer(
         prompt,
-        _completion(record[key], where),
+        text,
         as_text(truth),
         {k: v for k, v in record.items() if k not in hidden},
         bool(record.get("finished", True)),
@@ -97,12 +99,11 @@ def _unfolded(record: Record) -> Record:
     return {**columns, **rest} if isinstance(columns, dict) else record
 
 
-def _completion(value: Any, where: str) -> str:
+def text_of(value: Any) -> str | None:
+    """Return an answer's text: itself, or what the last message of a chat says."""
     last = value[-1] if isinstance(value, list) and value else value
     text = last.get("content") if isinstance(last, dict) else last
-    if not isinstance(text, str):
-        raise UserError(f"{where}: the completion is neither text nor a list of messages")
-    return text
+    return text if isinstance(text, str) else None
 
 
 def _ids(value: Any, where: str) -> list[int] | None:

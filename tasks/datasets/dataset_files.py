@@ -17,7 +17,7 @@ from typing import Any
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt, wrap_last_user
 from tasks.datasets.records import Record, find_files, read_records
-from tasks.rows import Message, TaskRow, images_in
+from tasks.rows import Message, TaskRow, images_in, prompt_text
 
 PROMPT_KEYS = (
     "prompt", "question", "problem", "messages", "context_messages", "conversations", "input",
@@ -97,6 +97,10 @@ def make_row(
         read = read_prompt(prompt, images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
+    try:
+        f"{prompt_text(read)}{as_text(answer)}{identity}".encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: half a character (a surrogate) in its text") from error
     hidden = (prompt_key, "id", *image_columns(read))
     return TaskRow(
         id=f"{file.name}:{number}" if identity is None else str(identity),

@@ -8,6 +8,7 @@ with the number of the row from 1. A row that is a list of turns (ORZ) is the co
 import glob
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -49,9 +50,12 @@ def read_records(file: Path) -> Iterator[tuple[int, Record]]:
     if file.suffix == ".parquet":
         yield from _read_parquet(file)
         return
-    packed = file.suffix == ".gz"
-    with gzip.open(file, "rt", encoding="utf-8") if packed else file.open(encoding="utf-8") as text:
-        yield from _read_list(file, text) if _is_list(file, text) else _read_jsonl(file, text)
+    packed, form = file.suffix == ".gz", "utf-8"
+    try:
+        with gzip.open(file, "rt", encoding=form) if packed else file.open(encoding=form) as text:
+            yield from _read_list(file, text) if _is_list(file, text) else _read_jsonl(file, text)
+    except (OSError, zlib.error) as error:
+        raise UserError(f"{file}: cannot be read ({error})") from error
 
 
 def _is_list(file: Path, stream: TextIO) -> bool:
@@ -116,5 +120,5 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, Record]]:
             batches = table.iter_batches(batch_size=1024)
             records = chain.from_iterable(batch.to_pylist() for batch in batches)
             yield from enumerate(records, start=1)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a Parquet file ({error})") from error

@@ -126,8 +126,12 @@ def _with_own_ids(rows: list[TaskRow], seen: Counter[str]) -> list[TaskRow]:
     """The rows; an id that was `seen` gets a number: files may share names, or ids."""
     found = []
     for row in rows:
-        seen[row.id] += 1
-        found.append(row if seen[row.id] == 1 else replace(row, id=f"{row.id}#{seen[row.id]}"))
+        name = row.id
+        while seen[name]:
+            seen[row.id] += 1
+            name = f"{row.id}#{seen[row.id]}"
+        seen[name] += 1
+        found.append(row if name == row.id else replace(row, id=name))
     return found
 
 

@@ -97,9 +97,9 @@ class PromptSizes:
         return int(min(self.max_terms, self.min_terms * u ** (-1.0 / self.tail)))
 
 
-def default_sizes(task: ProceduralTask, max_terms: int | None = None) -> PromptSizes:
+def default_sizes(task: ProceduralTask) -> PromptSizes:
     """The sizes a task has when the configuration says nothing."""
-    return PromptSizes(task.min_terms, max_terms or task.max_terms, task.tail_exponent)
+    return PromptSizes(task.min_terms, task.max_terms, task.tail_exponent)
 
 
 def is_held_out(prompt: str) -> bool:

@@ -20,7 +20,7 @@ from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
 from learner.batching.shards import merge_shards
 from learner.process.update_log import UpdateLog
-from tests.warm_roles import WarmProcess, warm_role
+from tests.warm_roles import warm_role
 
 _PIDS = itertools.count(1)
 _PATIENCE_S = 0.5
@@ -31,18 +31,20 @@ MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
 class CoordinatorProcess:
     """A coordinator in a process and a run folder of its own."""
 
+    launch: Any = staticmethod(warm_role)
+
     def __init__(self, run_dir: Path, config: RunConfig) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "resolved.json").write_text(config.model_dump_json())
-        self.process: WarmProcess | None = None
+        self.process: Any = None
 
     def start(self, *, resume: bool = False) -> str:
         """Start and wait for the address."""
         announced = self.run_dir / "coordinator.json"
         arguments = ["--run-dir", str(self.run_dir), *["--resume"] * resume]
         with (self.run_dir / "coordinator.log").open("ab") as log:
-            self.process = warm_role("coordinator.run", *arguments, log=log)
+            self.process = self.launch("coordinator.run", *arguments, log=log)
         while True:
             assert self.process.poll() is None, (self.run_dir / "coordinator.log").read_text()
             said = json.loads(announced.read_text()) if announced.exists() else {}

@@ -371,10 +371,16 @@ def test_a_warm_up_that_ended_early_is_over_after_a_restart() -> None:
         for trajectory in world.fill(2):
             answer(world, trajectory, 1.0)
         assert world.take() is not None
-        world.commit()
-        world.scheduler.committed(explained)
+        world.commit(explained=explained)
 
     update(0.9)
+    assert not world.scheduler.warming
+    world.restart()  # between the warm-up and the policy's first update
+    assert not world.scheduler.warming
+    for trajectory in world.fill(2):
+        answer(world, trajectory, 1.0)
+    assert world.take() is not None
+    world.roll_back(1)  # in it
     assert not world.scheduler.warming
     update(0.9)
     assert world.state.first_policy_update == 2

@@ -12,6 +12,7 @@ from headrace.protocol.records.record_types import (
     LineageBegan,
     UpdateCommitted,
     VersionPublished,
+    WindowsClosed,
 )
 from tests.coordinator.world import World, counts, make_config, policy_windows
 
@@ -141,16 +142,22 @@ class Line:
         self._updates: list[tuple[int, bool]] = []
         self._version: dict[int, int] = {}
         self._taken: BatchTaken | None = None
+        self._tokens: dict[int, int] = {}
 
     def see(self, world: World) -> None:
         """Read the records that are new."""
         for record in world.records[self._read :]:
             match record:
+                case WindowsClosed():
+                    self._tokens |= {w.window_id: w.tokens for w in record.windows}
                 case BatchTaken():
                     self._taken = record
                 case UpdateCommitted():
                     assert self._taken is not None
-                    moved = bool(self._taken.windows) and record.skipped is None
+                    moved = record.skipped is None and any(
+                        self._tokens[w.window_id] > sum(run.tokens for run in w.masked)
+                        for w in self._taken.windows
+                    )
                     self._updates.append((record.update, moved))
                 case LineageBegan():
                     self._updates = [u for u in self._updates if u[0] <= record.update]
@@ -245,3 +252,26 @@ def test_rounds_are_taken_again_as_they_were(mode: str) -> None:
             world.roll_back(1)
             world.restart()
     assert world.account.ledger.dropped.total() == 0
+
+
+def test_a_batch_without_a_trained_token_ages_nothing() -> None:
+    """The policy stays, and no newer version comes: with each such batch all would be older."""
+    config = make_config(
+        schedule={"mode": "streaming", "max_staleness": 0, "batch_windows": 1, "window": 12},
+        algorithm={"overlong": {"filter": True}},
+    )
+    world = World(config)
+    (trajectory,) = world.fill(1)
+    world.chunk(trajectory, 12, "length")
+    world.reward(trajectory, 0.0)
+    prepared = world.take()
+    assert prepared is not None
+    assert not prepared.trains_policy
+    world.commit(publish=False)
+    (trajectory,) = world.fill(1)
+    world.chunk(trajectory, 3, "stop")
+    world.reward(trajectory)
+    assert world.scheduler.selector.too_stale() == []
+    prepared = world.take()
+    assert prepared is not None
+    assert prepared.trains_policy

@@ -301,7 +301,9 @@ class World:
         assert self.account.taken is not None
         return self.account.taken
 
-    def commit(self, *, skipped: str | None = None, publish: bool = True) -> None:
+    def commit(
+        self, *, skipped: str | None = None, publish: bool = True, explained: float | None = None
+    ) -> None:
         """The learner's update is in."""
         taken = self.taken()
         self.note(
@@ -314,7 +316,7 @@ class World:
                 trained_tokens=0,
                 window_ids=[w.window_id for w in taken.windows],
                 value_trajectories=taken.value_trajectories,
-                metrics={},
+                metrics={} if explained is None else {"critic/vf_explained_var": explained},
                 diagnostics=[],
                 skipped=skipped,
                 batch_id=taken.batch_id,

@@ -248,3 +248,7 @@ def test_a_chart_whose_runs_have_not_changed_is_not_made_again(
     assert len(made_charts) == len(SHOWN) + 1
     test.toggle(key="seeds").set_value(False).run()
     assert len(made_charts) == len(SHOWN) + 1 + 3, "other lines are other charts"
+
+
+def test_every_figure_is_offered_once() -> None:
+    assert len(METRIC_NAMES) == len(set(METRIC_NAMES))

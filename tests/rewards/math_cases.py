@@ -94,6 +94,10 @@ RIGHT = {
         (r"\frac{2}{7}", r"\boxed{k = \frac{2}{7} \approx 0.2857}"),
         (r"\frac{\sqrt{5}}{2}", r"\boxed{\frac{\sqrt{5}}{2} \approx 1.118}"),
         ("9", r"\boxed{a + b = 4 + 5 = 9}"),
+        ("3", r"\boxed{\log_2 8 = 3}"),
+        (r"\binom{6}{2}", r"\boxed{15}"),
+        ("yes", r"\boxed{Yes}"),
+        ("no", "The answer is No."),
     ],
     "units": [
         ("14", r"\boxed{14 \text{ cm}}"),
@@ -206,6 +210,10 @@ WRONG = {
     "calculations": [
         ("50", r"\boxed{43 - 39 + 46}"),
         ("50", r"\boxed{43 - 39 + 46 = 46 - 39 + 43}"),
+        ("15", r"\boxed{\binom{6}{2}}"),
+        ("3", r"\boxed{\log_2 8}"),
+        ("3", r"\boxed{\lfloor 3.7\rfloor}"),
+        ("1/2", r"\boxed{\sin\frac{\pi}{6}}"),
         ("50", "Amir has 43 shells, so 43 - 39 + 46 = Amir's current number."),
         ("148", "97 + 51"),
         ("36", r"\boxed{12 \times 3}"),

@@ -1,15 +1,17 @@
 """Rows whose tests are inputs with right outputs: read, called, played in real cells."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from headrace.errors import UserError
-from rewards.kinds.contest import Contest, ContestTest, read_contest, same_output
+from rewards.kinds.contest import Contest, ContestTest, read_contest, run_contest, same_output
 from rewards.kinds.program import Options, build
 from rewards.verifier import Verifier
+from sandbox.limits import Program, ProgramResult
 from tests.rewards.items import item
 
 ADDS = "```python\na, b = map(int, input().split())\nprint(a + b, '')\n```"
@@ -120,3 +122,16 @@ def test_all_tests_of_a_program_share_its_deadline(verifiers: dict[str, Verifier
     assert not verdict.correct
     assert verdict.parts["tests_passed"] == pytest.approx(1 / 3)
     assert verdict.parts["timeout"] == 1.0
+
+
+def test_making_cells_takes_nothing_from_a_programs_time() -> None:
+    """Nor does waiting for one: what counts is how long the programs ran."""
+    contest = Contest(tuple(ContestTest("1", "1") for _ in range(5)))
+
+    def run(program: Program) -> ProgramResult:
+        assert program.seconds is not None
+        time.sleep(0.3)
+        return ProgramResult("ok", 0, "1", "", 0.1)
+
+    assert run_contest("", contest, run, seconds=1.0, to_end=False).passed == 5
+    assert run_contest("", contest, run, seconds=0.35, to_end=False) == ("timeout", 4, 5)

@@ -171,3 +171,32 @@ def test_packages_are_there_where_the_options_name_them() -> None:
     assert not bare(scored).correct
     with pytest.raises(UserError, match="is not installed beside Headrace"):
         build(Options(packages=("no-such-package",)))
+
+
+def test_a_right_answer_is_no_test() -> None:
+    """Whatever is written would pass it, as it defines a function and asserts nothing."""
+    columns = {"test": "def test_add():\n    assert add(1, 2) == 3\n"}
+    with pytest.raises(ValueError, match="the row has no tests"):
+        program_of("p", "pass", {"answer": "def add(a, b):\n    return a + b", **columns})
+
+
+@pytest.mark.parametrize("info", ["python3.11", 'python title="a.py"', "{python}", "Python 3"])
+def test_a_fence_may_say_more_than_its_language(info: str) -> None:
+    assert code_of(f"```{info}\nprint(3)\n```\n") == "print(3)\n"
+    other = f"```c++\nint x;\n```\nNow:\n```{info}\nprint(3)\n```\n"
+    assert code_of(other) == "print(3)\n"
+
+
+def test_what_is_asked_for_may_be_a_method(verifiers: dict[str, Verifier]) -> None:
+    test = "def check(candidate):\n    assert candidate(x=2) == 4\n"
+    text = "```python\nclass Solution:\n    def f(self, x):\n        return 2 * x\n```"
+    columns = {"entry_point": "Solution().f", "test": test}
+    assert verifiers["whole"](item(text, columns, prompt="Double it.")).correct
+    assert not verifiers["whole"](item(text.replace("2 *", "3 *"), columns, prompt="-")).correct
+
+
+def test_a_program_may_leave_by_the_names_of_a_console(verifiers: dict[str, Verifier]) -> None:
+    columns = {"input_output": {"inputs": ["3"], "outputs": ["3"]}}
+    for name in ("exit", "quit"):
+        text = f"print(input())\n{name}()\nprint('more')"
+        assert verifiers["whole"](item(text, columns)).correct

@@ -269,3 +269,18 @@ def test_success_is_forgotten_when_any_file_of_the_sandbox_changes(
         (tmp_path / name).write_text("changed")
         seen.add(isolation_check._fingerprint(interpreter()))
     assert len(seen) == 4
+
+
+def test_a_loop_that_stood_still_has_the_cell_that_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scoring child's loop runs for each program alone, minutes apart."""
+    monkeypatch.setattr("sandbox.cell.MAKE_TIMEOUT_S", 1.0)
+    with asyncio.Runner() as runner:
+        sandbox = runner.run(Sandbox(SMALL, parallel=1).open())
+        try:
+            for _ in range(4):
+                assert runner.run(sandbox.run(Program("x = 1"))).status == "ok"
+                time.sleep(1.2)
+        finally:
+            runner.run(sandbox.close())

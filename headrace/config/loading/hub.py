@@ -42,9 +42,13 @@ def with_local_model(config: C, *, download: bool) -> C:
     Without `download` only the local cache is asked, and a model that is not there stays a name.
     """
     changed: dict[str, Any] = {}
-    path = _local("model.path", config.model.path, download=download)
-    if path != config.model.path:
-        changed["model"] = config.model.model_copy(update={"path": path})
+    model = config.model
+    named = {"path": model.path, "critic_path": model.critic_path}
+    paths = {
+        key: name and _local(f"model.{key}", name, download=download) for key, name in named.items()
+    }
+    if paths != named:
+        changed["model"] = model.model_copy(update=paths)
     if isinstance(config, RunConfig):
         kl = config.algorithm.kl
         if kl is not None and kl.reference_path is not None:

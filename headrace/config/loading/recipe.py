@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -28,6 +29,7 @@ NULL = "null"
 
 PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
+    "data.lists",
     "environment.name", "algorithm.kl.reference_path",
 )  # fmt: skip
 JUDGE_PATH_KEYS = ("path", "chat_template")
@@ -138,7 +140,7 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
         for folder in folders:
             try:
                 candidate = folder / Path(value).expanduser()
-                if candidate.exists():
+                if candidate.exists() or glob(str(candidate)):
                     place[key] = before + str(candidate.resolve()) + behind
                     break
             except (OSError, RuntimeError) as error:  # too long a name, a loop of links, no home
@@ -206,6 +208,8 @@ def _one_line(text: str) -> str:
 def _with_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_nulls(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_nulls(inner) if isinstance(inner, dict) else inner for inner in value]
     return None if value == NULL else value
 
 

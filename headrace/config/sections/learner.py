@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from headrace.config.sections.base import StrictModel
 
@@ -123,7 +123,7 @@ class LearnerConfig(StrictModel):
     """The policy's optimizer."""
 
     value: OptimizerConfig = OptimizerConfig(lr=2e-6)
-    """The value model's optimizer."""
+    """The value model's optimizer, whose `lr` is 2e-6 unless it is set."""
 
     ranker: RankerTraining | None = None
     """Train the reward's ranker along (kind `ranker`). None: it stays as it is."""
@@ -139,6 +139,11 @@ class LearnerConfig(StrictModel):
 
     cpus: list[int] | None = None
     """Cores on a CPU machine. None: all but the generators' when streaming; else all."""
+
+    @field_validator("value")
+    @classmethod
+    def _has_its_rate(cls, value: OptimizerConfig) -> OptimizerConfig:
+        return value if "lr" in value.model_fields_set else value.model_copy(update={"lr": 2e-6})
 
     @property
     def published_adapter(self) -> AdapterConfig | None:

@@ -150,6 +150,11 @@ class TransportConfig(StrictModel):
         """Maximum bytes of one part of a batch: a message less its header."""
         return int(self.max_bytes * 0.9)
 
+    @property
+    def request_bytes(self) -> int:
+        """Maximum bytes of tokens, leases and requests: peers may not know a higher limit."""
+        return min(8 << 20, self.part_bytes)
+
 
 class DashboardConfig(StrictModel):
     """The web page."""

@@ -206,7 +206,7 @@ class DatasetConfig(TaskBase):
     """Column of the answer. None: `answer` or an alias below. "": none, and rewards read none."""
 
     prompt_template: str | None = None
-    """A format string with `{prompt}` that wraps every plain-text prompt."""
+    """A format string with `{prompt}` around a plain prompt, or a chat's last user message."""
 
     limit: int | None = Field(default=None, ge=1)
     """Maximum number of rows, from the first on."""

@@ -12,7 +12,6 @@ from typing import Any
 from headrace.config.preflight.checks import check_tokens
 from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
-from headrace.config.sections.task import DatasetConfig
 from headrace.data.anchors import read_anchors
 from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
@@ -80,11 +79,12 @@ def check_anchors(config: RunConfig) -> None:
 
 
 def _anchored_prompts(config: RunConfig) -> Iterator[Any]:
-    from tasks.datasets.source import build_source, every_row
+    from tasks.datasets.source import DatasetSource, build_source, every_row
 
-    yield from every_row(config.task)
-    if not isinstance(config.task, DatasetConfig):
-        yield from build_source(config.task, config.seed).eval_rows(config.evaluation.num_prompts)
+    source = build_source(config.task, config.seed)
+    yield from source.training if isinstance(source, DatasetSource) else every_row(config.task)
+    if config.evaluation.rows == "held_out":
+        yield from source.eval_rows(config.evaluation.num_prompts)
 
 
 def _scores(config: RunConfig, name: str, row: Any) -> bool:

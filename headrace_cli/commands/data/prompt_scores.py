@@ -94,13 +94,14 @@ def select(arguments: argparse.Namespace) -> int:
 
 def _scored_run(root: Path, name: str) -> Path:
     """`latest` is the newest run of `headrace score`."""
-    if name == run_folder.LATEST:
-        found = [path.name for path in root.glob(f"{SCORE}-*") if path.is_dir()]
-        found = [one for one in found if not run_folder.is_archived(root / one)]
-        if not found:
-            raise UserError(f"no prompts were scored in {root}: `headrace score RECIPE` does it")
-        name = max(found)
-    return run_folder.find_run(root, name)
+    if name != run_folder.LATEST:
+        return run_folder.find_run(root, name)
+    newest = run_folder.newest_run(
+        root, lambda run: run.name.startswith(f"{SCORE}-") and run_folder.is_evaluation(run)
+    )
+    if newest is None:
+        raise UserError(f"no prompts were scored in {root}: `headrace score RECIPE` does it")
+    return root / newest
 
 
 def _source(config: RunConfig, path: str | None) -> "PromptSource":

@@ -289,7 +289,7 @@ class MetricStreamer:
             raise RunFailedError(f"the sink failed {failures} times in a row: {line}") from error
         if failures == 1:
             print(f"sink: {line}; tries again, the run is not held up", file=sys.stderr)
-        self._sleep(min(FIRST_WAIT_S * 2 ** (failures - 1), MAX_WAIT_S))
+        self._sleep(min(FIRST_WAIT_S * 2.0 ** min(failures - 1, 9), MAX_WAIT_S))
 
     def _close(self) -> None:
         if self._is_open:

@@ -39,7 +39,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     figures = rank_figures(scores, [ranked.labels for ranked in lists])
     found = {**figures, **{name: number for name, number in left_out.items() if number}}
     if arguments.trec is not None:
-        arguments.trec.write_text("".join(_trec(lists, scores, source.name)), encoding="utf-8")
+        tag = "_".join(source.resolve().name.split())
+        arguments.trec.write_text("".join(_trec(lists, scores, tag)), encoding="utf-8")
     if arguments.json:
         print(json.dumps({"model": str(source), **found}))
         return 0

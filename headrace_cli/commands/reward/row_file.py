@@ -6,7 +6,6 @@ was; rows of other settings are never mixed in; the file appears whole or not at
 """
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,15 @@ class RowFile:
         """Keep a row."""
         self.rows[row["index"]] = row
         with self._part.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
+            stream.write(json.dumps(row, default=str) + "\n")
 
     def finish(self, keep: Callable[[OutputRow], bool]) -> int:
         """Write the file with the rows to keep; their number."""
         kept = [self.rows[index] for index in sorted(self.rows) if keep(self.rows[index])]
-        run_folder.write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
-        os.unlink(self._part)
+        run_folder.write_atomically(
+            self.path, "".join(json.dumps(row, default=str) + "\n" for row in kept)
+        )
+        self._part.unlink(missing_ok=True)
         return len(kept)
 
 

@@ -165,15 +165,9 @@ def _with_run(config: RewardModelConfig) -> RewardModelConfig:
         return config
     root, name = Path(config.root), config.data.run
     if name == LATEST:
-        trained = [n for n in _unarchived(root) if run_folder.is_training(root / n)]
-        name = trained[-1] if trained else name
+        name = run_folder.newest_run(root, run_folder.is_training) or name
     run_dir = run_folder.find_run(root, name)
     return config.model_copy(update={"data": config.data.model_copy(update={"run": str(run_dir)})})
-
-
-def _unarchived(root: Path) -> list[str]:
-    """The runs that `latest` may mean."""
-    return [n for n in run_folder.run_names(root) if not run_folder.is_archived(root / n)]
 
 
 def _resumed(
@@ -184,12 +178,12 @@ def _resumed(
         raise UserError("--resume takes everything from the run; give no recipe and no overrides")
     root, name = Path(arguments.root or "runs"), arguments.resume
     if name == LATEST:
-        names = [n for n in _unarchived(root) if _trains(root / n, expects)]
-        if not names:
+        newest = run_folder.newest_run(root, lambda run_dir: _trains(run_dir, expects))
+        if newest is None:
             raise UserError(
                 f"no reward model was trained under {root}; `headrace runs` lists the runs"
             )
-        name = names[-1]
+        name = newest
     run_dir = run_folder.find_run(root, name)
     config = run_folder.read_reward_model_config(run_dir)
     if read_status(run_dir).status == "finished":
@@ -205,7 +199,7 @@ def _trains(run_dir: Path, expects: type[Any] | None) -> bool:
         objective = run_folder.read_reward_model_config(run_dir).objective
     except UserError:
         return False  # of another version
-    return expects is None or isinstance(objective, expects)
+    return isinstance(objective, expects) if expects else objective.kind not in COMMANDS
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from headrace.config.loading.hub import named_model
+from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import detect
 from headrace.run_files import run_folder
@@ -44,13 +45,15 @@ def evaluate_once(arguments: argparse.Namespace) -> tuple[Path, int]:
         "dashboard.enabled=false",
     ]  # fmt: skip
     hardware = detect()
-    run_dir, config = prepare_run(
-        arguments, lambda config: check_start(config, hardware), trains=False
-    )
+
+    def check(config: RunConfig) -> RunConfig:
+        if not config.evaluation.only:
+            raise UserError(f"{arguments.resume} trains: resume it by `headrace train --resume`")
+        return check_start(config, hardware)
+
+    run_dir, config = prepare_run(arguments, check, trains=False)
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):
-        if resumes and not config.evaluation.only:
-            raise UserError(f"{run_dir.name} trains: resume it by `headrace train --resume`")
         if resumes and _evaluations(run_dir):
             return run_dir, DONE
         config = with_keys(run_dir, config)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 from headrace.errors import UserError
 from headrace.protocol.transport.sockets import Link
@@ -97,7 +98,8 @@ def keys(arguments: argparse.Namespace) -> int:
         ) from error
     folder = arguments.folder.resolve()
     print(f"keys in {folder} (readable by you alone)")
-    print(f"run:       headrace train RECIPE transport.host=0.0.0.0 transport.curve_keys={folder}")
+    keys = quote(f"transport.curve_keys={folder}")
+    print(f"run:       headrace train RECIPE transport.host=0.0.0.0 {keys}")
     print("elsewhere: copy server.key and client.key_secret there, then")
     print("           headrace generator --connect tcp://HOST:PORT --curve-keys DIR")
     return 0

@@ -146,7 +146,7 @@ def _in_job(arguments: argparse.Namespace) -> int:
     console = Console()
     with run_folder.locked(run_dir), _warning() as warned:
         outcome, controller = supervise(run_dir, config, specs, console, live=False, resume=resume)
-    again = f"sbatch {run_dir / FOLDER / JOB}"
+    again = f"sbatch {shlex.quote(str(run_dir / FOLDER / JOB))}"
     print_summary(console, run_dir, controller, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)
     if warned and outcome.code == INTERRUPTED:

@@ -6,6 +6,7 @@ user can get wrong is checked before the folder is made.
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -53,15 +54,17 @@ def train(arguments: argparse.Namespace) -> int:
     console = Console()
     live = console.is_terminal and not arguments.plain
     fresh = not arguments.resume
+
+    def discarded(outcome: RunOutcome, controller: ConsoleController) -> bool:
+        return fresh and outcome.code == USER and not has_begun(controller)
+
     with ExitStack() as held:
         held.enter_context(run_folder.locked(run_dir))
 
         def at_end(outcome: RunOutcome, controller: ConsoleController) -> Callable[[], bool]:
             held.close()  # the page is no reason to keep a run from being resumed
-            if fresh and outcome.code == USER and not has_begun(controller):
-                run_folder.discard_run_folder(run_dir)
-                report(outcome, run_dir)
-                return lambda: False
+            if discarded(outcome, controller):
+                return lambda: False  # reported below, as the page's log makes the folder again
             print_summary(console, run_dir, controller, outcome, fresh=fresh)
             wanted = page_is_wanted(config, outcome, console)
             report(outcome, run_dir)
@@ -71,9 +74,12 @@ def train(arguments: argparse.Namespace) -> int:
         specs = plan_processes(config, run_dir, hardware)
         if idle := idle_gpus(specs, hardware):
             print_line(console, f"idle GPUs  {idle}: {USES_MORE_GPUS}")
-        outcome, _ = supervise(
+        outcome, controller = supervise(
             run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
         )
+    if discarded(outcome, controller):
+        run_folder.discard_run_folder(run_dir)
+        report(outcome, run_dir)
     return outcome.code
 
 
@@ -256,7 +262,7 @@ def print_summary(
     name = run_dir.name
     rows.append(("run folder", str(run_dir)))
     if outcome.code == INTERRUPTED:
-        rows.append(("go on with", again.format(name=name, root=root)))
+        rows.append(("go on with", again.replace("{name}", name).replace("{root}", root)))
     rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
     rows.append(("", f"headrace show {name}{root}"))
     rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))
@@ -270,7 +276,8 @@ def print_summary(
 
 def root_option(run_dir: Path) -> str:
     """Return the option by which a command finds a run besides its name."""
-    return "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
+    root = run_dir.parent
+    return "" if root == Path("runs").resolve() else f" --root {shlex.quote(str(root))}"
 
 
 def stored_figures(run_dir: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ child, as in a run; what it says becomes the model's tokens as in a run.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from headrace.errors import UserError, visible
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk
 from headrace_cli.commands.checks.preflight import check_environment
 from headrace_cli.commands.run.train import config_from_arguments
+from headrace_cli.launch.supervisor import signal_handler
 
 
 def try_environment(arguments: argparse.Namespace) -> int:
@@ -48,7 +50,9 @@ class TerminalPlayer:
 
     def next_turn(self) -> PolicyTurn | None:
         """The next turn; None where no more lines come."""
-        line = sys.stdin.readline()
+        # asyncio's own handler of Ctrl-C would wait for the end of the line.
+        with signal_handler(signal.default_int_handler, signal.SIGINT):
+            line = sys.stdin.readline()
         text = line.rstrip("\n")
         return PolicyTurn(text, len(text)) if line else None
 

@@ -5,6 +5,7 @@ line every few seconds elsewhere. `ConsoleController` is the supervisor's `RunCo
 the monitor connection and one `Screen`.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -17,7 +18,6 @@ from rich.text import Text
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import visible
-from headrace.host.disk import FULL_ERRNOS
 from headrace.protocol.messages.control import Status
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor
@@ -43,12 +43,10 @@ class Screen(Protocol):
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line without markup, colours, wrapping and unseen characters; ignore a full disk."""
-    try:
+    """Print a line without markup, colours, wrapping and unseen characters, if anybody takes it:
+    no run ends because of a full disk, a lost terminal or a closed pipe, at which rich exits."""
+    with contextlib.suppress(OSError, SystemExit):
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
-    except OSError as error:
-        if error.errno not in FULL_ERRNOS:
-            raise
 
 
 def share_done(config: RunConfig, status: Status) -> float | None:
@@ -178,7 +176,8 @@ class LiveScreen:
 
     def close(self) -> None:
         """Leave the last picture on the screen."""
-        self._live.stop()
+        with contextlib.suppress(OSError):  # a lost terminal
+            self._live.stop()
 
     def _render(self, status: Status) -> RenderableType:
         texts = StatusTexts(self._config, status)

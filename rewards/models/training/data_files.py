@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt, split_lines
 from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
+from tasks.datasets.answers import COMPLETION_KEYS as RESPONSES
+from tasks.datasets.answers import text_of
 from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
 from tasks.rows import prompt_text
 
 LINES = ("lines", "steps", "completions")
-RESPONSES = ("response", "completion", "output")
 CHATS = ("messages", "conversations")
 LABELS = (1.0, 0.0, -1.0)
 
@@ -148,11 +149,9 @@ def _answer(record: Record, name: str, where: str) -> str:
         raise UserError(
             f"{where}: no {name!r} (the row has {', '.join(sorted(record)) or 'nothing'})"
         )
-    last = value[-1] if isinstance(value, list) and value else value
-    text = last.get("content") if isinstance(last, dict) else last
-    if not isinstance(text, str) or not text:
-        raise UserError(f"{where}: {name} is neither a text nor a chat that ends with one")
-    return text
+    if text := text_of(value):
+        return text
+    raise UserError(f"{where}: {name} is neither a text nor a chat that ends with one")
 
 
 def _common(record: Record, where: str) -> Prompt:

@@ -112,7 +112,11 @@ def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     rows = _rows_in(path, limit)
     if {"chosen", "rejected"} & rows[0][2].keys():
         return [data_files.read_pair(where, record, folder) for folder, where, record in rows]
-    answers = [data_files.read_answer(where, record) for _, where, record in rows]
+    answers = [
+        data_files.read_answer(where, record)
+        for _, where, record in rows
+        if record.get("purpose") != "eval"
+    ]
     pairs = pairs_of(answers, per_group=PER_GROUP)
     if not pairs:
         raise UserError(

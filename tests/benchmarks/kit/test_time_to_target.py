@@ -161,3 +161,10 @@ def test_what_an_evaluation_can_tell() -> None:
     assert resolvable(0.5, 1024) == pytest.approx(1.96 * math.sqrt(0.5 / 1024))
     assert resolvable(0.87, 1024) == pytest.approx(0.0291, abs=1e-4)
     assert resolvable(0.87, 1024, seeds=4) == pytest.approx(resolvable(0.87, 1024) / 2)
+
+
+def test_a_side_that_was_seen_for_less_time_is_not_faster_for_that() -> None:
+    """100 s in each of five runs; the other side crossed once, at 58 s, and ended at 60 s."""
+    slow, fast = times(*[100.0] * 5), times(58.0, censored=(60.0,) * 4)
+    # Up to 60 s: 60 over 58 + 0.8 x 2.
+    assert ratio_of_means(zip(slow, fast, strict=True)) == pytest.approx(60 / 59.6)

@@ -76,6 +76,7 @@ def test_a_recovery_is_from_a_kill_or_from_the_end_of_a_stop_to_the_next_update(
     # The coordinator's recovery was broken off by the next kill: nothing is known of it.
     assert recoveries(done, updates) == {"learner": [3.5, 2.0], "generator": [1.0]}
     assert recoveries(done, updates, of=KILLS) == {"learner": [3.5, 2.0]}
+    assert recoveries([], updates) == {}
 
 
 def _closed(key: int, tokens: int) -> WindowsClosed:

@@ -288,3 +288,31 @@ def test_metrics_are_counted_from_the_first_update_of_the_policy() -> None:
     row["series"]["actor/entropy"] = [None, None, 0.5, 0.25]
     assert metric_of(row, "actor/entropy") == [(1, 0.5), (2, 0.25)]
     assert metric_of(row, "actor/unknown") == []
+
+
+def test_an_error_of_our_own_ends_a_study_at_once(tmp_path: Path) -> None:
+    begun: list[int] = []
+
+    def run(arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
+        begun.append(seed)
+        raise ValueError("facts")
+
+    one = Arm("one", "recipes/quickstart.toml")
+    with pytest.raises(ValueError, match="facts"):
+        Runner("s", ResultFile(tmp_path / "rows.jsonl"), run).run_all([(one, s, 0) for s in (0, 1)])
+    assert begun == [0]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["race", "--jobs", "2", "--list"], "rows are of 1 run at a time"),
+        (["race", "--tokens", "--arms", "tppo", "--list"], "arms and seeds of its own"),
+    ],
+)
+def test_options_that_would_spoil_rows_are_refused(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert reason in capsys.readouterr().err

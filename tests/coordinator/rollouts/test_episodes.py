@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.connections.message_checks import end_record
 from coordinator.persistence.state import State
 from coordinator.rollouts.episodes import branch_of
 from coordinator.run import build
@@ -428,3 +429,18 @@ def test_a_branch_is_a_trajectory_that_the_same_agent_plays_and_that_is_paid_the
         assert stage.states(branch) == [("ready", True)]
 
     play(tmp_path / "run", story, workers=WORKERS)
+
+
+def test_an_episode_that_is_given_up_ends_at_its_worker_too(tmp_path: Path) -> None:
+    """Its environment and an agent's session would stay open for the rest of the run."""
+
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        worker = stage.hub.peers.environments[WORKERS[0]]
+        assert first.trajectory_id in worker.knows
+        stage.hub.record_event(end_record(first, "aborted"))
+        assert first.trajectory_id not in worker.knows
+        assert worker.ended == [first.trajectory_id]
+
+    play(tmp_path / "run-1", story)

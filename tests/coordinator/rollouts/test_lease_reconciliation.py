@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.loop import BEAT_ALL
-from coordinator.rollouts import generation
+from headrace.config.sections.process import TransportConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import Incident, ProcessChanged, TokensLost
 from headrace.protocol.transport.endpoints import identity_of
@@ -181,7 +181,7 @@ async def test_heartbeats_say_how_far_leases_have_been_sent(
 async def test_leases_go_out_in_messages_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "MOST_BYTES", 1)
+    monkeypatch.setattr(TransportConfig, "request_bytes", 1)
     async with staged(endless(), tmp_path / "run") as stage:
         said: list[m.Leases] = []
 

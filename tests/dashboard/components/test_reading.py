@@ -1,5 +1,7 @@
 """Roles, thoughts and code are found; nothing of Markdown that fetches or leads away is left."""
 
+import time
+
 import pytest
 
 from dashboard.components.reading import (
@@ -58,3 +60,11 @@ def test_latex_gets_the_dollars_of_the_renderer() -> None:
 def test_a_text_is_shown_as_it_is() -> None:
     assert literal_markdown("a*b* $x$") == r"a\*b\* \$x\$"
     assert "://" not in literal_markdown("http://e.test")
+
+
+@pytest.mark.parametrize("text", ["```" + "a" * 60_000, "~" * 60_000, r"\(" * 30_000])
+def test_answers_without_end_are_drawn_at_once(text: str) -> None:
+    began = time.monotonic()
+    prompt_parts(text)
+    inert_markdown(text)
+    assert time.monotonic() - began < 5.0

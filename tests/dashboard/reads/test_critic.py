@@ -414,3 +414,10 @@ def test_the_newest_probes_say_what_can_be_explained() -> None:
     assert texts[3] == (
         " By 75 prefixes of its evaluations' answers, 63.6 % can be explained (48.3 % to 75.8 %)."
     )
+
+
+def test_probes_that_are_too_few_are_told() -> None:
+    """As SQL has them where every evaluation lacks the share."""
+    columns = ["prefixes", "attainable", "attainable_low", "attainable_high"]
+    frame = pd.DataFrame([(0, None, None, None), (17, None, None, None)], columns=columns)
+    assert "is not known yet: 17 prefixes" in attainable_text(frame)

@@ -69,6 +69,10 @@ def test_parts_are_means_by_source() -> None:
     one = scorings.part_means(scorings.cut_time(sample().assign(source="sums")))
     assert set(one["name"]) == {"right", "short"}
     assert scorings.part_means(scorings.cut_time(sample().assign(parts=None))).empty
+    # SQL has no NaN: what was not finite is null.
+    parts = pd.Series([{"right": None}] * len(sample()))
+    nothing = sample().assign(parts=parts)
+    assert scorings.part_means(scorings.cut_time(nothing)).empty
 
 
 def test_latency_is_median_and_the_slowest_hundredth() -> None:

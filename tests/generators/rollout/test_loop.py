@@ -28,6 +28,7 @@ from headrace.protocol.messages.control import (
     Hold,
     Lease,
     Leases,
+    Message,
     Refused,
     Shutdown,
     WeightNotice,
@@ -371,3 +372,37 @@ async def test_a_chunk_that_nobody_acknowledges_is_sent_again(scenes: Callable[.
     indices = [chunk.chunk_index for chunk in scene.coordinator.chunks]
     assert indices == [*range(count), *range(count)]
     assert len(scene.coordinator.got(Hello)) == 1
+
+
+class Burst:
+    """A channel whose messages have all come before anything else runs."""
+
+    def __init__(self, *messages: Message) -> None:
+        self.messages = list(messages)
+
+    async def send(self, message: Message) -> None:
+        pass
+
+    async def receive(self) -> Message:
+        if self.messages:
+            return self.messages.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_hold_right_behind_its_lease_ends_it(tmp_path: Path) -> None:
+    """The lease's task has not begun: the engine does not know its request yet."""
+    engine = FakeEngine(mean_length=1e9, step_s=0.001)
+    engine.version = 0
+    lease = make_lease(lease_id=1, max_total=100_000, stop_at=100_000)
+    loop = GeneratorLoop(
+        engine, Burst(Leases(leases=[lease]), Hold(leases=[(1, -1)])),
+        Hello(role="generator", name="g", pid=1, host="h"), chunk_tokens=4,
+        weights_folder=tmp_path,
+    )  # fmt: skip
+    task = asyncio.create_task(loop.run())
+    await asyncio.sleep(0.1)
+    try:
+        assert engine.stats().live == 0
+    finally:
+        task.cancel()

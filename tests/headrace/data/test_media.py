@@ -124,6 +124,8 @@ def test_the_ways_to_name_an_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
+        ("data:image/png;base64,\u00e9", "no base64"),
+        ("file://[x", "Invalid IPv6"),
         ("gone.png", "gone.png' cannot be read: No such file"),
         ("a" * 5000, "cannot be read: File name too long"),
         ("a\0b", "cannot be read"),

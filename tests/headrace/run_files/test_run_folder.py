@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.run_files import run_folder
+from headrace.run_files.run_notes import change_notes
 
 
 @pytest.fixture
@@ -84,3 +86,35 @@ def test_a_folder_of_another_version_is_refused(config: RunConfig) -> None:
     (run_dir / "resolved.json").write_text('{"name": "x"}')
     with pytest.raises(UserError, match="cannot be read by this version"):
         run_folder.read_config(run_dir)
+
+
+def test_a_run_that_cannot_be_written_is_one_line(config: RunConfig) -> None:
+    run_dir = run_folder.make_run_folder(config)
+    (run_dir / run_folder.LOCK).mkdir()
+    with pytest.raises(UserError, match="cannot be written"), run_folder.locked(run_dir):
+        pass
+
+
+def test_a_note_makes_no_run_newer(config: RunConfig) -> None:
+    first, second = run_folder.make_run_folder(config), run_folder.make_run_folder(config)
+    change_notes(first, tags=["x"])
+    assert run_folder.run_names(first.parent) == [first.name, second.name]
+    assert run_folder.newest_run(first.parent, run_folder.is_training) == second.name
+
+
+def test_who_looks_whether_a_run_goes_on_keeps_nobody_from_it(config: RunConfig) -> None:
+    run_dir, over = run_folder.make_run_folder(config), threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            run_folder.is_running(run_dir)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(300):
+            with run_folder.locked(run_dir):
+                pass
+    finally:
+        over.set()
+        thread.join()

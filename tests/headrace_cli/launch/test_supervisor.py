@@ -545,3 +545,14 @@ def test_processes_of_a_run_that_stalls_write_down_what_they_do(script: Script) 
     asked = [row["name"] for row in script.rows() if row["event"] == "stacks"]
     assert asked == ["coordinator", "generator-0"]
     assert sum("stands in its log" in note for note in script.notes) == 1
+
+
+def test_a_hangup_that_nohup_has_ignored_stays_ignored(script: Script) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        script.when(lambda: bool(script.addresses), lambda: os.kill(os.getpid(), signal.SIGHUP))
+        script.when(lambda: True, script.finish)
+        assert run(script) == RunOutcome(0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert script.stops == 0

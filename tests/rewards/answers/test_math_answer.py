@@ -1,6 +1,7 @@
 """The math verifier on answers of our own making (public collections are measured by
 `headrace bench math-verifier`)."""
 
+import time
 from fractions import Fraction
 
 import pytest
@@ -162,3 +163,23 @@ def test_a_number_in_its_layouts(above: int, below: int) -> None:
 def test_no_text_is_an_error(text: str, answer: str) -> None:
     is_right(text, answer)
     is_right(f"\\boxed{{{text}}}", answer)
+
+
+def test_one_answer_alone() -> None:
+    text = "I guess **x+1**, or it is x+2"
+    assert [is_right(text, answer) for answer in ("x+1", "x+2")].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>" + "\n" * 6000 + "7 is it",
+        r"\boxed{" + r"\vec " * 40 + "1 = 2}",
+        "answer " * 1400 + "." * 100 + " A" * 5000,
+    ],
+)
+def test_endless_texts_are_judged_at_once(text: str) -> None:
+    began = time.monotonic()
+    for answer in ("7", "B"):
+        is_right(text, answer)
+    assert time.monotonic() - began < 5.0

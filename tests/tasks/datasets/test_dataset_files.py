@@ -164,3 +164,21 @@ def test_bad_templates(tmp_path: Path, template: str) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [GSM8K_ROW])
     with pytest.raises(UserError, match="prompt_template"):
         read_dataset(path, prompt_template=template)
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer", "id"])
+def test_half_a_character_is_told_with_its_row(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "a.jsonl"
+    row = {"id": "1", "prompt": "hi", "answer": "x"} | {column: "\ud83d"}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match=r"row 1: half a character"):
+        read_dataset(str(path))
+
+
+def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(b'{"prompt": "a", "answer": "b"}\n' * 5000))
+    packed[30:60] = bytes(30)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(packed)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_dataset(str(path))

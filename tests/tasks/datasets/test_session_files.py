@@ -3,10 +3,11 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.data.sessions import NO_CLICK, RankedList
+from headrace.data.sessions import NO_CLICK, RankedList, label_of
 from headrace.errors import UserError
 from tasks.datasets.session_files import read_lists, read_sessions
 
@@ -89,3 +90,9 @@ def test_a_click_may_be_a_place_or_a_text(tmp_path: Path) -> None:
     ]
     for ranked in read_lists(written(tmp_path, *rows), Counter()):
         assert ranked == RankedList((), "d", ("e", "f"), (0, 1), ranked.where)
+
+
+@pytest.mark.parametrize("label", [0.5, float("inf"), float("nan"), "x", None])
+def test_a_label_that_is_no_whole_number_is_refused(label: Any) -> None:
+    with pytest.raises(UserError, match="not a whole number"):
+        label_of(label, "here")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from headrace.config.sections.task import (
 from headrace.errors import UserError
 from tasks.datasets.source import (
     DatasetSource,
+    _with_own_ids,
     build_source,
     every_row,
     info_columns,
@@ -193,3 +195,8 @@ def test_columns_for_reward_functions_are_those_of_the_first_row_of_every_file(
     assert info_columns(task) == {"level", "source", "answer"}
     assert info_columns(task.model_copy(update={"eval_path": str(held_out)})) == {"level", "answer"}
     assert info_columns(ChainSumsConfig(kind="chain_sums")) == {"terms"}
+
+
+def test_every_row_has_an_id_of_its_own() -> None:
+    rows = [TaskRow(name, name, "") for name in ("a", "a", "a#2", "a")]
+    assert len({row.id for row in _with_own_ids(rows, Counter())}) == 4

@@ -1,5 +1,6 @@
 """The procedural task: golden texts, the law of the lengths, and a split that holds."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -136,4 +137,4 @@ def test_a_smaller_evaluation_is_the_beginning_of_a_larger_one() -> None:
 
 def test_too_many_distinct_prompts_are_refused() -> None:
     with pytest.raises(UserError, match="distinct held-out prompts"):
-        evaluation_rows(CHAIN_SUMS, 1024, sizes=default_sizes(CHAIN_SUMS, 3))
+        evaluation_rows(CHAIN_SUMS, 1024, sizes=replace(default_sizes(CHAIN_SUMS), max_terms=3))

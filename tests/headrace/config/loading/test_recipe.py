@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from headrace.config.loading.recipe import (
     NULL,
+    _with_nulls,
     deep_merge,
     load_recipe,
     merge_overrides,
     parse_value,
+    resolve_paths,
 )
 from headrace.errors import UserError
 
@@ -198,3 +200,26 @@ def test_the_last_override_of_a_key_wins(overrides: list[str]) -> None:
             assert isinstance(place, dict)
             place = place[part]
         assert place == parse_value(override.partition("=")[2])
+
+
+def test_paths_are_looked_up_beside_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "l.jsonl").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    data = {"kind": "sessions", "path": "l.jsonl", "lists": "l.jsonl", "eval_path": "*.jsonl"}
+    resolve_paths({"data": data}, [tmp_path / "recipe", tmp_path])
+    assert [Path(data[key]).is_absolute() for key in ("path", "lists", "eval_path")] == [True] * 3
+
+
+def test_a_null_in_a_list_of_tables_is_none(recipe: Path) -> None:
+    function = {"name": "x.py:f", "adapter": "null"}
+    assert _with_nulls({"functions": [function]})["functions"][0]["adapter"] is None
+
+
+def test_a_value_models_rate_is_its_own_whatever_else_is_set(recipe: Path) -> None:
+    text = recipe.read_text().replace("[learner.value]\nlr", "[learner.value]\n# lr")
+    recipe.write_text(text)
+    for override in ([], ["learner.value.warmup_steps=3"]):
+        assert load_recipe(recipe, override).learner.value.lr == 2e-6

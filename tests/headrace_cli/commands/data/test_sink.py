@@ -337,3 +337,11 @@ def test_mlflow_stores_what_it_was_told(
     assert [m.step for m in found] == [n.update for n in told]
     assert [m.value for m in found] == pytest.approx([n.metrics["reward/mean"] for n in told])
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_sink_that_is_away_for_days_is_tried_again(run_dir: Path, tmp_path: Path) -> None:
+    waits: list[float] = []
+    streamer = MetricStreamer(Kept(), run_dir, tmp_path, sleep=waits.append)
+    for _ in range(1100):  # A float has 1,024 powers of two.
+        streamer._failed(ConnectionError("away"), over=False)
+    assert max(waits) == 60.0

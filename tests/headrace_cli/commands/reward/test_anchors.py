@@ -1,6 +1,7 @@
 """`headrace reward anchors` as a user calls it: a real engine in its own process, real judges."""
 
 import json
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -226,3 +227,11 @@ def test_mistakes_are_one_line(
     assert line in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def test_a_row_may_hold_what_json_does_not_know(tmp_path: Path) -> None:
+    """Columns of Parquet files do."""
+    file = RowFile(tmp_path / "out.jsonl", {})
+    file.add({"index": 0, "at": datetime(2026, 1, 2)})
+    assert file.finish(lambda row: True) == 1
+    assert read(tmp_path / "out.jsonl") == [{"index": 0, "at": "2026-01-02 00:00:00"}]

@@ -171,6 +171,10 @@ def test_resuming(capsys: pytest.CaptureFixture[str], scripted: Path) -> None:
     root = ["--root", str(scripted.parent)]
     assert main(["reward", "train", "--resume", "latest", "seed=3", *root]) == 2
     assert "--resume takes everything from the run" in capsys.readouterr().err
+    # A newer one of another command is not meant.
+    run_folder.make_run_folder(
+        load_reward_model(ROOT / "recipes/sft/cold-start.toml", [f'root="{scripted.parent}"'])
+    )
     write_status(scripted, RewardModelStatus("finished", 10, 10, 1.0, 5.0))
     assert main(["reward", "train", "--resume", "latest", *root]) == 2
     assert "has finished" in capsys.readouterr().err

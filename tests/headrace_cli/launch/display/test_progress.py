@@ -1,7 +1,9 @@
 """What a run looks like: numbers of a status as text, and a real coordinator socket behind them."""
 
 import asyncio
+import errno
 import io
+import os
 import socket
 import threading
 import time
@@ -17,13 +19,20 @@ from headrace.protocol.messages.control import Command, Hello, Message, Status, 
 from headrace.protocol.transport.sockets import Router
 from headrace.run_files import run_folder
 from headrace_cli.commands.run import train
-from headrace_cli.commands.run.train import has_begun, page_is_wanted, print_summary, report
+from headrace_cli.commands.run.train import (
+    has_begun,
+    page_is_wanted,
+    print_summary,
+    report,
+    root_option,
+)
 from headrace_cli.launch.display.progress import (
     ConsoleController,
     LiveScreen,
     PlainScreen,
     SilenceTimer,
     StatusTexts,
+    print_line,
     time_left,
 )
 from headrace_cli.launch.display.units import duration
@@ -313,3 +322,21 @@ def test_a_page_is_wanted_while_a_browser_has_it_open(make_config: Make) -> None
     assert f"http://127.0.0.1:{port} stays while a browser has it open, 16m40s at most" in (
         out.getvalue()
     )
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.EIO, "hung up")])
+def test_a_screen_that_is_gone_ends_no_run(error: OSError) -> None:
+    """rich leaves the process where a pipe is closed."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+        def fileno(self) -> int:
+            return os.open(os.devnull, os.O_WRONLY)
+
+    print_line(Console(file=Gone()), "stopping")
+
+
+def test_a_command_that_is_shown_can_be_pasted() -> None:
+    assert root_option(Path("/data/my runs/run-1")) == " --root '/data/my runs'"
