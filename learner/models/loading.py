@@ -176,6 +176,8 @@ def _load(
     if config.freeze_vision:
         for part in tower_of(model):
             part.requires_grad_(False)
+    for tensor in (parameter for parameter in model.parameters() if parameter.data_ptr() % 64):
+        tensor.data = tensor.data.clone()  # its place in a file would change sums' last bits
     return model.to(device)
 
 

@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
 from tasks.datasets.source import PROCEDURAL_TASKS
 from tasks.procedural import chain_sums, shapes, tracking
-from tasks.procedural.base import ProceduralTask
+from tasks.procedural.base import ProceduralTask, draw_prompt
 
 SEPARATOR = ";"
 Step = tuple[str, Callable[[int], int]]
@@ -88,7 +88,7 @@ def _prompt(
             f"{config.task} needs min_terms <= max_terms <= {task.most_terms}"
         )
     terms = rng.randint(config.min_terms, config.max_terms)
-    return task.draw(rng, terms), terms
+    return draw_prompt(task, rng, terms), terms
 
 
 def _answer(

@@ -1,11 +1,13 @@
 """The packed forward pass against a padded batch through transformers; what is forbidden."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -168,3 +170,14 @@ def test_frozen_context_is_a_cache_without_gradient(model: ModelConfig) -> None:
         assert grad is not None
         assert parameter.grad is not None
         assert (grad - parameter.grad).norm() <= 1e-5 * parameter.grad.norm(), name
+
+
+def test_sums_do_not_depend_on_where_weights_lie_in_their_file(tmp_path: Path) -> None:
+    """A matrix product's last bits do, on a CPU: a resumed run would differ from a whole one."""
+    folder = save_tiny_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    for length in (8, 16, 40):
+        metadata = {"format": "pt", "more": "-" * length}
+        save_file(weights, folder / "model.safetensors", metadata=metadata)
+        model = load_policy(ModelConfig(path=str(folder)), dtype=torch.float32, device=CPU)
+        assert not any(parameter.data_ptr() % 64 for parameter in model.parameters())
