@@ -193,9 +193,7 @@ class Phases:
 
     def _evaluation_due(self) -> bool:
         every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
-        if every is None or not update or update % every:
-            return False
-        if self._place(update) == self._evaluated_at:
+        if not (every and update) or update % every or self._place(update) == self._evaluated_at:
             return False
         if self.hub.config.evaluation.mode == "along":
             return False
@@ -253,7 +251,7 @@ class Phases:
             self._is_evaluated, self._evaluated_at = True, self._place(self.hub.state.committed)
 
     def _place(self, update: int) -> tuple[int, int | None]:
-        return update, self.hub.state.line.get(update)  # After a rollback of another batch.
+        return update, self.hub.state.line.get(update)  # whose batch a rollback changes
 
     async def _train(self) -> None:
         await self.parts.along.advance()

@@ -51,9 +51,8 @@ class RowFile:
     def finish(self, keep: Callable[[OutputRow], bool]) -> int:
         """Write the file with the rows to keep; their number."""
         kept = [self.rows[index] for index in sorted(self.rows) if keep(self.rows[index])]
-        run_folder.write_atomically(
-            self.path, "".join(json.dumps(row, default=str) + "\n" for row in kept)
-        )
+        lines = (json.dumps(row, default=str) + "\n" for row in kept)
+        run_folder.write_atomically(self.path, "".join(lines))
         self._part.unlink(missing_ok=True)
         return len(kept)
 
