@@ -26,7 +26,7 @@ _TRAJECTORY = {
     "prompt_id": "id of the prompt, from the dataset's row",
     "domain": "that of a mixture which the prompt is from, else empty",
     "attempt": "number of the response in its group, from 0",
-    "purpose": "train or eval",
+    "purpose": "train, eval or along",
     "status": "issued, running, finished, truncated, aborted or failed",
     "finish": "how generation ended: stop or length",
     "length": "response tokens, whoever wrote them",

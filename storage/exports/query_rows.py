@@ -17,7 +17,7 @@ from storage.exports.pages import SQL_ROWS
 _WINDOW_FIELDS = [
     field("run_id", WORD, "id of the run"),
     field("trajectory_id", pa.int64(), "id of the response in its run"),
-    field("purpose", WORD, "train or eval"),
+    field("purpose", WORD, "train, eval or along"),
     field("index", pa.int64(), "number of the window in its response, from 0"),
     field("start", pa.int64(), "position of its first token"),
     field("end", pa.int64(), "position behind its last token"),
@@ -43,7 +43,7 @@ _WINDOW_COLUMNS: dict[str, Any] = {
 """Columns that a filter may name."""
 _SCORE_FIELDS = [
     field("run_id", WORD, "id of the run"),
-    field("purpose", WORD, "train or eval"),
+    field("purpose", WORD, "train, eval or along"),
     field("prompt_id", pa.string(), "id of the prompt, from the dataset's row"),
     field("domain", WORD, "that of a mixture which the prompt is from, else empty"),
     field("reward_source", WORD, "which source of rewards scored its answers"),
