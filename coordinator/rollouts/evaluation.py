@@ -55,7 +55,8 @@ class Evaluator:
         """Trajectories that may not be scored yet, checked from the end."""
         self._lengths: dict[int, int] = {}
         """Response lengths of the last evaluation by position: estimates for the next one."""
-        self._is_issued = False
+        self._is_issued, self._given_up = False, set[int]()
+        self._of = 0, 0  # lineage and update of the weights that answer
         self._label: Label = "before"
         self._began = 0.0
 
@@ -63,11 +64,13 @@ class Evaluator:
         """Begin; the first `advance` issues the prompts that are not issued yet."""
         self._label, self._began = label, time.monotonic()
         self._is_issued, self._probes = False, None
+        self._of = self._hub.state.lineage, self._hub.state.committed
 
     async def _issue(self) -> None:
         if (groups := await self._generation.draw_evaluation("eval", self._lengths)) is None:
             return
-        known = self._hub.account.groups.values()
+        every = self._hub.account.groups.values()
+        known = [g for g in every if g.group_id not in self._given_up]
         out = [g.trajectory_ids for g in known if g.purpose == "eval" and branch_of(g) < 0]
         for group in groups[len(out) :]:
             self._hub.record_event(group)
@@ -84,7 +87,8 @@ class Evaluator:
     async def advance(self) -> EvaluationDone | None:
         """Lease the trajectories without a lease; return the result once all are scored."""
         if not self._is_issued:
-            await self._issue()
+            if not self._given_up or self._generation.all_loaded():
+                await self._issue()
             if not self._is_issued:
                 return None
         await self._generation.lease_evaluation()
@@ -92,14 +96,18 @@ class Evaluator:
             self._open.pop()
         if self._open:
             return None
-        trajectories = self._trajectories()
+        trajectories, state = self._trajectories(), self._hub.state
+        if self._of != (state.lineage, state.committed):
+            # The learner came back with other weights, which answer all once more.
+            self._given_up = set(self._hub.account.groups)
+            self.start(self._label)
+            return None
         if self._probes is None:
             self._probes = self._probe(trajectories)
             self._open = [trajectory_id for _, ids in self._probes for trajectory_id in ids]
             if self._open:
                 await self._generation.lease_evaluation()
                 return None
-        state = self._hub.state
         good = [t for t in trajectories if t.reward is not None]
         right = sum(bool(t.correct) for t in good)
         lengths = [t.sampled for t in trajectories]
@@ -123,7 +131,7 @@ class Evaluator:
         if not state.evaluations:
             self._look_for_markers(trajectories)
         self._hub.record_event(record)
-        self._asked = []
+        self._asked, self._given_up = [], set()
         return record
 
     def _probe(self, answers: Sequence[Trajectory]) -> list[tuple[int, list[int]]]:
@@ -138,7 +146,8 @@ class Evaluator:
         ]  # fmt: skip
         number = len(state.evaluations)
         chosen = draw_prefixes(alone, config.evaluation.probes, f"{config.seed}/{number}")
-        out = [g.trajectory_ids for g in groups.values() if g.purpose == "probe"]
+        known = [g for g in groups.values() if g.group_id not in self._given_up]
+        out = [g.trajectory_ids for g in known if g.purpose == "probe"]
         for i, (answer, prefix) in list(enumerate(chosen))[len(out) :]:
             ids = state.next_group, state.next_trajectory
             place, group = number * config.evaluation.probes + i, groups[answer.group_id]

@@ -6,7 +6,6 @@ line on other dashes.
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import altair as alt
 import pandas as pd
@@ -16,7 +15,6 @@ from dashboard.charts.legends import legend
 from dashboard.palette import SERIES
 
 DASHES = ((1, 0), (7, 4), (2, 3))
-NOWHERE: Mapping[str, float] = MappingProxyType({})
 _LEGEND_COLUMNS, _LEGEND_ROW = 2, 24
 """As many as a legend has on most screens; the height of a row in pixels."""
 _FEW = 12
@@ -31,7 +29,7 @@ def comparison_chart(
     span: tuple[float, float],
     unit: str = "",
     whole: bool = False,
-    since: Mapping[str, float] = NOWHERE,
+    since: Mapping[str, float] | None = None,
     height: int = HEIGHT,
 ) -> Chart:
     """The lines over x. `labels`: all lines of the page, in their order; `title` and `span`: of the
@@ -87,7 +85,7 @@ def comparison_chart(
         )
     )
     layers.append(dots.add_params(near))
-    if marks := [(label, since[label]) for label in here if label in since]:
+    if marks := [(label, since[label]) for label in here if since and label in since]:
         layers += _marks(marks, across, colour, middle=sum(span) / 2)
     rows = -(-len(here) // _LEGEND_COLUMNS) if shown else 0
     return alt.LayerChart(layer=layers).properties(height=height + _LEGEND_ROW * rows)

@@ -78,9 +78,7 @@ def decoupled_ratio(
     it is `behaviour_ratio`. Token-level TIS (Yao et al. 2025) is the same formula with another
     reading: there the two logprobs differ by the engine, here by age.
     """
-    log_r = log_ratio(new, proximal.detach(), mask)
-    weights = token_weights(proximal, behaviour, mask, cap=cap, over_cap=over_cap)
-    return Ratio(log_r, *weights)
+    return tis_ratio(new, proximal, behaviour, mask, cap=cap, over_cap=over_cap)
 
 
 def tis_ratio(

@@ -114,8 +114,6 @@ class PrefixLabeler(Generic[R]):
         self._complete, self._passes = complete, passes
         self._k, self._at_once = k, at_once
         self._tries: dict[Hashable, asyncio.Task[_PrefixTrial]] = {}
-        self.calls = 0
-        """Prefixes tried so far."""
         self.completions = 0
         """Completions asked for so far."""
 
@@ -160,7 +158,6 @@ class PrefixLabeler(Generic[R]):
         self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]
     ) -> _PrefixTrial:
         """Return whether one of up to K completions of a prefix passes."""
-        self.calls += 1
         asked = 0
         while asked < self._k:
             n = min(self._at_once, self._k - asked)

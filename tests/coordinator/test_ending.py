@@ -5,13 +5,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coordinator.monitoring.status import status
 from coordinator.persistence import recorder
 from headrace.errors import StorageBlockedError
 from headrace.protocol.messages import control as m
-from headrace.protocol.records.record_types import Record
+from headrace.protocol.records.record_types import (
+    ChunkArrived,
+    EvaluationDone,
+    GroupIssued,
+    Record,
+)
+from headrace.protocol.token_spans import Span
 from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, endless, staged
 from tests.coordinator.test_loop import run_config
 
@@ -145,6 +152,17 @@ async def test_a_learner_that_goes_back_in_the_last_evaluation_trains_on(tmp_pat
             if 2 in stage.training.orders.checkpoints:
                 await stage.say(LEARNER, m.CheckpointDone(update=2, path="step_2"))
         assert state.committed == 4
+        given = stage.hub.leases.given
+
+        async def answer(key: int) -> None:
+            trajectory, version = stage.hub.account.trajectories[key], state.versions.current
+            (chunk,) = stage.chunk_of(trajectory, 2).chunks
+            spans = [Span(version, trajectory.length, trajectory.length + 2)]
+            await stage.say(
+                GENERATOR, m.Chunks(chunks=[msgspec.structs.replace(chunk, spans=spans)])
+            )
+
+        await answer(next(key for key, lease in given.items() if not lease.training))
         await stage.say(LEARNER, m.Goodbye())
         back = m.Hello(
             role="learner", name=LEARNER, pid=2, host="here", update=2, batch_id=state.line[2],
@@ -159,8 +177,15 @@ async def test_a_learner_that_goes_back_in_the_last_evaluation_trains_on(tmp_pat
                 await stage.say(GENERATOR, loaded)
             for key, lease in list(stage.hub.leases.given.items()):
                 if not lease.training:
-                    answer = stage.hub.account.trajectories[key]
-                    await stage.say(GENERATOR, stage.chunk_of(answer, 2))
+                    await answer(key)
             while (scores := stage.scores()) is not None:
                 await stage.say(REWARD, scores)
+            await phases.advance()
         assert (phases.phase, state.committed) == ("training", 2)
+        await stage.hub.recorder.flush()
+        records = list(stage.store.replay())
+        (done,) = (record for record in records if isinstance(record, EvaluationDone))
+        counted = [r for r in records if isinstance(r, GroupIssued) and r.purpose == "eval"][-4:]
+        ids = {key for group in counted for key in group.trajectory_ids}
+        chunks = [r for r in records if isinstance(r, ChunkArrived) and r.trajectory_id in ids]
+        assert {span.version for chunk in chunks for span in chunk.spans} == {done.version}

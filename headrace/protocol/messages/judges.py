@@ -5,7 +5,6 @@ the judge answers; it is replaced when the judge was started again, and only its
 because it holds the key.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -28,12 +27,10 @@ class JudgeAddress(msgspec.Struct, frozen=True):
 def write_address(folder: Path, name: str, address: JudgeAddress) -> None:
     """Write the address of a judge."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    draft = path.with_suffix(f".{address.pid}.part")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(address))
-    draft.replace(path)
+    draft = folder / f"{name}.{address.pid}.part"
+    draft.touch(0o600)
+    draft.write_bytes(msgspec.json.encode(address))
+    draft.replace(folder / f"{name}.json")
 
 
 def forget_address(folder: Path, name: str) -> None:

@@ -125,7 +125,7 @@ def evaluator(config: RunConfig, records: list[Any]) -> tuple[Evaluator, Account
         account.apply(record)
         state.next_group, state.next_trajectory = len(account.groups), len(account.trajectories)
 
-    state = SimpleNamespace(evaluations=[], next_group=0, next_trajectory=0)
+    state = SimpleNamespace(evaluations=[], next_group=0, next_trajectory=0, lineage=0, committed=0)
     troubles = SimpleNamespace(report=lambda kind, text: records.append((kind, text)))
     scheduler = SimpleNamespace(explained=[])
     hub: Any = SimpleNamespace(
