@@ -248,8 +248,7 @@ class EnvironmentPool:
     async def _reply(self, ask: StepAsk) -> StepReply:
         episode = self._episode(ask)
         whole = msgspec.structs.replace(ask, turns=episode.turns, known=episode.known)
-        began, error = time.monotonic(), ""
-        tries = 0
+        began, error, tries = time.monotonic(), "", 0
         while tries < TRIES:
             child, asked = self._children[episode.index], False
             try:
@@ -259,7 +258,9 @@ class EnvironmentPool:
                 break
             except TimeoutError:
                 await self._renew(episode.index, child)
-                return self._failed(ask, "timeout", began, "no answer before the deadline")
+                if tries or not child.ready.result().waits:
+                    return self._failed(ask, "timeout", began, "no answer before the deadline")
+                tries = 1  # Another coroutine may have stopped the loop: once more, alone.
             except ChildGoneError as gone:
                 error = str(gone)
                 # A child that was gone before, or was killed, ended by another request.

@@ -352,3 +352,15 @@ def test_a_child_killed_as_it_starts_is_started_again(
         with pytest.raises(UserError, match="was not loaded: its process ended"):
             asyncio.run(ready_of(config))
     assert len((tmp_path / "log").read_text()) == 3
+
+
+def test_a_coroutine_that_blocks_its_child_ends_alone() -> None:
+    """Those beside it miss their deadlines as well, and are asked once more."""
+
+    async def story(player: Player) -> None:
+        for key in (1, 2, 3):
+            await player.begin(key)
+        found = await asyncio.gather(player.say(1, "HANG"), player.say(2, "a"), player.say(3, "b"))
+        assert [reply.status for reply in found] == ["timeout", "ok", "ok"]
+
+    play("Patient", story, timeout_s=0.5, reset_timeout_s=20.0)
