@@ -122,10 +122,7 @@ class EpisodeManager:
             name = self._home(trajectory) or name
             worker = self._workers[name]
             if key not in worker.knows:
-                for other in self._workers.values():
-                    if key in other.knows:
-                        other.knows.discard(key)
-                        other.ended.append(key)
+                self._forget(key)
             out.setdefault(name, []).append(self._ask(trajectory, fresh=key not in worker.knows))
             worker.asked[key] = len(trajectory.steps)
             worker.knows.add(key)

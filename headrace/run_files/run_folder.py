@@ -243,11 +243,8 @@ def locked(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{run_dir} cannot be written: {error.strerror or error}") from error
     with opened as file:
-        free = _taken(file)
-        if not free:  # `is_running` takes it for a moment, too
-            time.sleep(_LOOK_AGAIN_S)
-            free = _taken(file)
-        if not free:
+        # `is_running` takes it for a moment, too.
+        if not _taken_within(file, _LOOK_AGAIN_S):
             raise UserError(
                 f"{run_dir.name} is still going on; end it with: headrace stop {run_dir.name}"
             )
@@ -258,17 +255,13 @@ def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
     """Hold the right to write a run's journal and tables, until the returned file is closed or the
     process ends. UserError: another process holds it, and still does after `wait_s`."""
     file = (run_dir / WRITER).open("a+")
-    deadline = time.monotonic() + wait_s
-    while not _taken(file):
-        if time.monotonic() >= deadline:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            raise UserError(
-                f"{run_dir.name} is still being written by {holder}: wait until it has ended, or "
-                "end it"
-            )
-        time.sleep(_LOOK_AGAIN_S)
+    if not _taken_within(file, wait_s):
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UserError(
+            f"{run_dir.name} is still being written by {holder}: wait until it has ended, or end it"
+        )
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
@@ -286,6 +279,15 @@ def _is_held(path: Path) -> bool:
             return not _taken(file, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
+
+
+def _taken_within(file: IO[str], wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while not _taken(file):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_AGAIN_S)
+    return True
 
 
 def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
