@@ -262,6 +262,27 @@ def test_full_disk_leaves_nothing_torn(
     assert [offset for offset, _ in everything(tmp_path)] == list(range(1 if at_begin else 2))
 
 
+def test_an_append_returns_behind_the_fsync_of_all_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of the folder that names the file: what is acknowledged then survives a power cut."""
+    real, safe = os.fsync, dict[int, int]()
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        found = os.fstat(descriptor)
+        safe[found.st_ino] = found.st_size
+
+    writer = journal(tmp_path)
+    monkeypatch.setattr(os, "fsync", fsync)
+    for count in range(3):
+        writer.append([chunk(1, count, count + 1)])
+        (path,) = segment_paths(tmp_path)
+        assert safe.get(path.stat().st_ino) == path.stat().st_size
+        assert tmp_path.stat().st_ino in safe
+    writer.close()
+
+
 def test_reader_beside_a_writer_sees_whole_batches(tmp_path: Path) -> None:
     writer = journal(tmp_path)
     for count in range(5):
