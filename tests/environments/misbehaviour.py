@@ -48,6 +48,18 @@ class Patient(Echo):
         return super().step(turn)
 
 
+class Together(Echo):
+    """Answers nobody before `steps` steps are under way at once."""
+
+    under_way = 0
+
+    async def step(self, turn: Any) -> dict[str, Any]:  # type: ignore[override]
+        Together.under_way += 1
+        while Together.under_way < self.options["steps"]:
+            await asyncio.sleep(0.01)
+        return super().step(turn)
+
+
 class Forgetful(Echo):
     """Keeps nothing from turn to turn: what it says is another process's, and nobody minds."""
 
