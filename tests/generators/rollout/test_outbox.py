@@ -47,7 +47,10 @@ async def running() -> AsyncIterator[tuple[Outbox, Sent]]:
         assert ended
 
 
-async def test_chunks_gather_until_the_last_message_is_acknowledged() -> None:
+async def test_chunks_gather_until_the_last_message_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox_module, "ACK_S", 60.0)
     async with running() as (outbox, sent):
         outbox.put(chunk(0))
         await until(lambda: sent)
