@@ -136,7 +136,7 @@ def soon(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
 
 def test_a_run_that_ends_by_itself(script: Script) -> None:
     pid_file = script.run_dir / "pid"
-    script.when(pid_file.exists, script.finish)
+    script.when(partial(written, pid_file), script.finish)
     outcome = run(script, spec(script, "reward-0", "reward", "stay", pid_file))
     assert outcome == RunOutcome(0)
     assert script.addresses == ["tcp://127.0.0.1:1"]
@@ -396,7 +396,7 @@ def interrupt() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_asks_the_coordinator_to_stop(script: Script, number: signal.Signals) -> None:
     pid_file = script.run_dir / "pid"
-    script.when(pid_file.exists, lambda: os.kill(os.getpid(), number))
+    script.when(partial(written, pid_file), lambda: os.kill(os.getpid(), number))
     outcome = run(script, spec(script, "reward-0", "reward", "stay", pid_file))
     assert outcome == RunOutcome(130)
     assert script.stops == 1
@@ -529,7 +529,7 @@ def test_a_coordinator_that_lives_and_does_not_answer_ends_the_run(script: Scrip
     pid_file = script.run_dir / "pid"
     stays = spec(script, "generator-0", "generator", "listens", pid_file)
     lost = "the coordinator has not answered for 301 s"
-    script.when(pid_file.exists, lambda: setattr(script, "lost", lost))
+    script.when(partial(written, pid_file), lambda: setattr(script, "lost", lost))
     outcome = run(script, stays)
     assert (outcome.code, outcome.cause) == (1, lost)
     assert "stacks" in script.events("generator-0")
@@ -539,7 +539,7 @@ def test_a_coordinator_that_lives_and_does_not_answer_ends_the_run(script: Scrip
 def test_processes_of_a_run_that_stalls_write_down_what_they_do(script: Script) -> None:
     pid_file = script.run_dir / "pid"
     stays = spec(script, "generator-0", "generator", "listens", pid_file)
-    script.when(pid_file.exists, lambda: setattr(script, "stalled", True))
+    script.when(partial(written, pid_file), lambda: setattr(script, "stalled", True))
     script.when(lambda: stays.log.exists() and "forever" in stays.log.read_text(), script.finish)
     assert run(script, stays).code == 0
     asked = [row["name"] for row in script.rows() if row["event"] == "stacks"]
