@@ -194,18 +194,25 @@ for connection in (told, kept):
 """
 
 
-def test_a_frozen_server_answers_again_afterwards() -> None:
+def test_a_frozen_server_answers_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_testbed() as testbed:
         if testbed.database is None:
             pytest.skip(testbed.missing["freeze_sql"])
         url = testbed.database.url.replace("+psycopg", "")
+        frozen, freeze = threading.Event(), testbed.database.freeze
+
+        def freeze_and_say() -> None:
+            freeze()
+            frozen.set()
+
+        monkeypatch.setattr(testbed.database, "freeze", freeze_and_say)
         freezer = threading.Thread(target=testbed.database.pause, args=(1.5,))
-        freezer.start()
-        time.sleep(0.3)
         began = time.monotonic()
+        freezer.start()
+        assert frozen.wait(20)
         with psycopg.connect(url, connect_timeout=20) as connection:
             assert connection.execute("select 1").fetchone() == (1,)
-        assert time.monotonic() - began > 0.8
+        assert time.monotonic() - began > 1.5
         freezer.join()
 
 
