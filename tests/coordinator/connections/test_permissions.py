@@ -1,11 +1,13 @@
 """Who may say what: the table of roles and messages, and what a message may concern."""
 
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from coordinator import membership
 from coordinator.connections.permissions import (
     MAY_SAY,
     OutstandingRequests,
@@ -18,6 +20,7 @@ from headrace.protocol.messages import control as m
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.transport.endpoints import identity_of, name_of
 from headrace.trajectory.windows import Window, trajectory_of
+from tests.coordinator.stage import endless, staged
 from tests.headrace.protocol.samples import sample_of
 
 TABLE = """
@@ -93,6 +96,22 @@ def test_another_protocol_is_refused() -> None:
     assert hello_problem(identity_of("learner-0"), other, 0) == (
         f"this is protocol {m.PROTOCOL_VERSION}"
     )
+
+
+async def test_no_more_processes_connect_than_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more is refused while all places are taken, and taken once there is one."""
+    async with staged(endless(), tmp_path / "run") as stage:
+        there, identity = stage.hub.peers.identities, identity_of("monitor-1")
+        frames = stage.codec.encode(hello("monitor", "monitor-1"))
+        monkeypatch.setattr(membership, "MOST_PEERS", len(there))
+        await stage.send(identity, frames)
+        assert "monitor-1" not in there
+        assert stage.hub.rejections.counts["hello_refused"] == 1
+        monkeypatch.setattr(membership, "MOST_PEERS", len(there) + 1)
+        await stage.send(identity, frames)
+        assert there["monitor-1"] == identity
 
 
 # -- the learner's work ----------------------------------------------------------------------------
