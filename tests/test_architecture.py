@@ -209,10 +209,8 @@ def test_imports_are_absolute() -> None:
                 assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively"
 
 
-def test_no_pickle_and_nothing_killed_by_name() -> None:
+def test_nothing_is_killed_by_name() -> None:
     for path in MODULES:
-        roots = {name.split(".")[0] for name in imports_of(path)}
-        assert not roots & {"pickle", "cloudpickle", "dill", "marshal"}, name_of(path)
         text = path.read_text(encoding="utf-8")
         assert "pkill" not in text, name_of(path)
         assert "killall" not in text, name_of(path)
