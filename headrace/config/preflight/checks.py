@@ -9,6 +9,7 @@ and no error would say so.
 """
 
 import json
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def check_dataset(config: RunConfig) -> None:
             continue
         key = f"task.datasets.{domain}" if domain else "task"
         for name, path in (("path", task.path), ("eval_path", task.eval_path)):
-            if path is not None and not Path(path).exists():
+            if path is not None and not (Path(path).exists() or glob(path)):
                 raise UserError(
                     f"{key}.{name} = {path!r}: no such file (looked beside the recipe and in the "
                     "working directory)"

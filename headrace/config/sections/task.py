@@ -191,7 +191,7 @@ class DatasetConfig(TaskBase):
     kind: Literal["dataset"]
 
     path: str
-    """The training file."""
+    """The training file, or a glob of several."""
 
     eval_path: str | None = None
     """The held-out file. None: `eval_fraction` of the rows of `path`."""

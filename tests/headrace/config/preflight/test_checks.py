@@ -263,6 +263,10 @@ def test_a_dataset_must_exist(make_config: Make, tmp_path: Path) -> None:
         check_dataset(config)
     (tmp_path / "rows.jsonl").write_text("{}")
     check_dataset(config)
+    check_dataset(make_config("task.kind=dataset", f"task.path={tmp_path}/ro*.jsonl"))
+    none = make_config("task.kind=dataset", f"task.path={tmp_path}/none*.jsonl")
+    with pytest.raises(UserError, match="no such file"):
+        check_dataset(none)
 
 
 def test_a_port_in_use_is_named(recipe: Path) -> None:
