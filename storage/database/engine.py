@@ -156,7 +156,7 @@ def _one_transaction(connection: Connection) -> Iterator[None]:
 def _server_engine(url: str, **options: Any) -> Engine:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the latter: its port is no number
         raise UserError("storage.database is not a database URL") from error
     if parsed.get_backend_name() != "postgresql":
         raise UserError(
@@ -169,7 +169,7 @@ def _server_engine(url: str, **options: Any) -> Engine:
     )
     try:
         engine.connect().close()
-    except OperationalError as error:
+    except (OperationalError, ProgrammingError) as error:  # the latter: an option of no such name
         where = mask_password(url)
         reason = str(error.orig).strip().splitlines()[0]
         raise UserError(f"cannot reach {where}: {reason}") from error

@@ -410,6 +410,16 @@ def test_what_a_run_needs_is_looked_at_before_it_begins(
             ["storage.database=postgresql://nobody@127.0.0.1:1/none"],
             "cannot reach postgresql://nobody@127.0.0.1:1/none",
         ),
+        (
+            recipe,
+            ["storage.database=postgresql://nobody@127.0.0.1:1/none?ssl=true"],
+            "cannot reach postgresql://nobody@127.0.0.1:1/none?ssl=true: invalid connection",
+        ),
+        (
+            recipe,
+            ["storage.database=postgresql://nobody:p@ss:word@127.0.0.1/none"],
+            "storage.database is not a database URL",
+        ),
     ):
         line = fails(capsys, "train", str(file), *overrides, "--root", str(runs))
         assert expected in line
