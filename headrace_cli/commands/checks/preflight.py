@@ -120,15 +120,20 @@ def check_data(config: RunConfig) -> None:
 
 
 def image_problems(config: RunConfig) -> list[str]:
-    """Return a line for each row with an image that is missing, damaged or unusable. Images of the
-    first rows are decoded, and a sample of the others, with a notice."""
+    """Return a line for each row with too many images, or one that is missing, damaged or unusable.
+    Images of the first rows are decoded, and a sample of the others, with a notice."""
     from tasks.datasets.source import every_row, image_files
     from tasks.rows import images_in
 
     if not sees_images(config.model.path):
         return []
-    found: list[str] = []
     rows = [row for row in every_row(config.task) if images_in(row.prompt)]
+    most = config.task.max_images
+    found = [
+        f"row {row.id}: {number} images, but task.max_images = {most}"
+        for row in rows
+        if (number := len(images_in(row.prompt))) > most
+    ]
     step = max(1, -(-(len(rows) - CHECKED_IMAGE_ROWS) // CHECKED_IMAGE_ROWS))
     chosen = rows[:CHECKED_IMAGE_ROWS] + rows[CHECKED_IMAGE_ROWS::step]
     if step > 1:

@@ -57,6 +57,13 @@ def test_of_many_rows_a_sample_is_looked_at(
     assert capsys.readouterr().err == ""
 
 
+def test_a_row_with_more_images_than_a_prompt_may_have_is_named(recipe: Path) -> None:
+    """A run that came to it would end, and so would each resume."""
+    (recipe.parent / "good.png").write_bytes(draw({"red": (0, 0, 1, 1)}))
+    run = config(recipe, [["good.png"] * 4, ["good.png"] * 5])
+    assert image_problems(run) == ["row r1: 5 images, but task.max_images = 4"]
+
+
 def test_a_text_model_takes_no_images(recipe: Path) -> None:
     run = config(recipe, [["gone.png"]] * 2, sees=False)
     assert image_problems(run) == []
