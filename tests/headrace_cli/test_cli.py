@@ -284,6 +284,7 @@ def test_a_resumed_run_changes_only_where_it_may(
     resume = ["train", "--resume", str(run_dir)]
     assert "task.max_terms cannot change" in fails(capsys, *resume, "task.max_terms=5")
     assert "give only overrides" in fails(capsys, *resume, "recipe.toml")
+    assert "evaluation.only cannot change" in fails(capsys, *resume, "evaluation.only=true")
     with run_folder.locked(run_dir):
         assert "is still going on" in fails(capsys, *resume, "stop.updates=9")
     assert run_folder.read_config(run_dir) == config

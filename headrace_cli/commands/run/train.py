@@ -175,6 +175,8 @@ def resume_run(
             raise UserError(f"{key} cannot change in a resumed run; {', '.join(RESUMABLE)} can")
     deep_merge(table, changes)
     config = with_port(build(table, source=str(run_dir / "resolved.json"), overridden=changed))
+    if trains and config.evaluation.only:
+        raise UserError("evaluation.only cannot change in a resumed run; use `headrace eval`")
     check_recipe(config)
     with run_folder.locked(run_dir):
         config = check(config)
