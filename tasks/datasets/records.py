@@ -76,7 +76,7 @@ def _is_list(file: Path, stream: TextIO) -> bool:
 def _is_row(line: str) -> bool:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return False
     if not isinstance(row, list) or not row:
         return False
@@ -88,7 +88,7 @@ def _read_list(file: Path, stream: TextIO) -> Iterator[tuple[int, Record]]:
         rows = json.load(stream)
     except json.JSONDecodeError as error:
         raise UserError(f"{file}, line {error.lineno}: not JSON ({error.msg})") from error
-    except UnicodeDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read ({error})") from error
     for number, row in enumerate(rows, start=1):
         yield number, _record(row, f"{file}, row {number}")
@@ -100,10 +100,11 @@ def _read_jsonl(file: Path, stream: TextIO) -> Iterator[tuple[int, Record]]:
         for line, text in enumerate(stream, start=1):
             if text.strip():
                 yield line, _record(json.loads(text), f"{file}, row {line}")
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file}, row {line}: not JSON ({error.msg})") from error
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise UserError(f"{file}, after row {line}: cannot be read ({error})") from error
+    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+        told = getattr(error, "msg", error)
+        raise UserError(f"{file}, row {line}: not JSON ({told})") from error
 
 
 def _record(row: object, where: str) -> Record:
@@ -120,5 +121,5 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, Record]]:
             batches = table.iter_batches(batch_size=1024)
             records = chain.from_iterable(batch.to_pylist() for batch in batches)
             yield from enumerate(records, start=1)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{file}: not a Parquet file ({error})") from error
+    except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+        raise UserError(f"{file}: not a Parquet file that can be read ({error})") from error

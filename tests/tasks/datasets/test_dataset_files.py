@@ -159,6 +159,26 @@ def test_bad_files(tmp_path: Path) -> None:
             read_dataset(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_number_of_thousands_of_digits_and_endless_brackets_are_told(
+    tmp_path: Path, name: str
+) -> None:
+    for answer in ("7" * 5000, "[" * 100_000):
+        (tmp_path / name).write_text('{"prompt": "p", "answer": ' + answer + "}\n")
+        with pytest.raises(UserError, match="row 1: not JSON"):
+            read_dataset(str(tmp_path / name))
+        (tmp_path / name).write_text('[{"prompt": "p", "answer": ' + answer + "}]\n")
+        with pytest.raises(UserError, match=r"not JSON|cannot be read"):
+            read_dataset(str(tmp_path / name))
+
+
+def test_parquet_text_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+    words = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"prompt": words, "answer": ["1"]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="not a Parquet file that can be read"):
+        read_dataset(str(tmp_path / "a.parquet"))
+
+
 @pytest.mark.parametrize("template", ["no field", "{question}", "{prompt} \\boxed{}", "{prompt"])
 def test_bad_templates(tmp_path: Path, template: str) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [GSM8K_ROW])
