@@ -162,13 +162,13 @@ def check_template(template: str | None) -> None:
     if template is None:
         return
     try:
-        wrapped = template.format(prompt="\0")
-    except (KeyError, IndexError, ValueError) as error:
+        wrapped = template.format(prompt="\0\0")
+    except (LookupError, ValueError, AttributeError, TypeError) as error:
         raise UserError(
             f"task.prompt_template {template!r}: only {{prompt}} may stand in braces; write other "
             f"braces twice, as in \\boxed{{{{}}}}"
         ) from error
-    if "\0" not in wrapped:
+    if "\0\0" not in wrapped:
         raise UserError(f"task.prompt_template {template!r} does not contain {{prompt}}")
 
 

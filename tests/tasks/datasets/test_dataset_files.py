@@ -179,7 +179,13 @@ def test_parquet_text_that_is_no_utf8_is_told(tmp_path: Path) -> None:
         read_dataset(str(tmp_path / "a.parquet"))
 
 
-@pytest.mark.parametrize("template", ["no field", "{question}", "{prompt} \\boxed{}", "{prompt"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "no field", "{question}", "{prompt} \\boxed{}", "{prompt", "{prompt.text}",
+        "{prompt[text]}", "{prompt[0]}",
+    ],
+)  # fmt: skip
 def test_bad_templates(tmp_path: Path, template: str) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [GSM8K_ROW])
     with pytest.raises(UserError, match="prompt_template"):
