@@ -38,9 +38,12 @@ class FinishedAnswer:
 def read_answers(
     path: str, *, prompt_key: str | None = None, answer_key: str | None = None
 ) -> list[FinishedAnswer]:
-    """All rows of a file, in order; keys as for a dataset. The completion (`completion`, `response`
-    or `output`) is a text or chat messages, of which the last counts."""
+    """All rows of a file, in order; keys as for a dataset, then `prompt` and `answer`, as exports
+    name them. The completion (`completion`, `response` or `output`) is a text or chat messages, of
+    which the last counts."""
     prompt_keys, answer_keys = named_keys(prompt_key, answer_key)
+    prompt_keys += ("prompt",)
+    answer_keys += ("answer",) if answer_keys else ()
     rows = [
         replace(
             _answered(record, prompt_keys, answer_keys, f"{file}, row {number}"),

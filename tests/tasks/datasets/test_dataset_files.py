@@ -118,6 +118,16 @@ def test_finished_answers_without_answers_where_no_reward_reads_one(tmp_path: Pa
     assert [row.answer for row in read_answers(path, answer_key="")] == [""]
 
 
+def test_finished_answers_of_an_export_have_its_names_whatever_the_data_set_calls_them(
+    tmp_path: Path,
+) -> None:
+    own = {"q": "p", "prompt": "not this", "gold": "1", "answer": "nor this", "completion": "c"}
+    exported = {"prompt": "p", "answer": "1", "response": "c", "info": '{"level": 2}'}
+    path = write_jsonl(tmp_path / "a.jsonl", [own, exported])
+    found = read_answers(path, prompt_key="q", answer_key="gold")
+    assert [(row.prompt, row.answer) for row in found] == [("p", "1"), ("p", "1")]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
