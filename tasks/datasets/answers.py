@@ -12,9 +12,16 @@ from typing import Any
 
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt
-from tasks.datasets.dataset_files import as_text, image_columns, images_of, look_up, named_keys
+from tasks.datasets.dataset_files import (
+    as_text,
+    check_characters,
+    image_columns,
+    images_of,
+    look_up,
+    named_keys,
+)
 from tasks.datasets.records import Record, find_files, read_records
-from tasks.rows import Message
+from tasks.rows import Message, prompt_text
 
 COMPLETION_KEYS = ("completion", "response", "output")
 OWN_KEYS = ("finished", "prompt_ids", "completion_ids", "id")
@@ -77,6 +84,7 @@ def _answered(
             prompt = read_prompt(look_up(record, prompt_key), images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
+    check_characters(f"{prompt_text(prompt)}{text}{as_text(truth)}", where)
     hidden = (prompt_key, key, *OWN_KEYS, *image_columns(prompt))
     return FinishedAnswer(
         prompt,

@@ -97,10 +97,7 @@ def make_row(
         read = read_prompt(prompt, images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
-    try:
-        f"{prompt_text(read)}{as_text(answer)}{identity}".encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{where}: half a character (a surrogate) in its text") from error
+    check_characters(f"{prompt_text(read)}{as_text(answer)}{identity}", where)
     hidden = (prompt_key, "id", *image_columns(read))
     return TaskRow(
         id=f"{file.name}:{number}" if identity is None else str(identity),
@@ -109,6 +106,14 @@ def make_row(
         info={key: value for key, value in record.items() if key not in hidden},
         folder=str(file.parent),
     )
+
+
+def check_characters(text: str, where: str) -> None:
+    """UserError where a text has what UTF-8 cannot say."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: half a character (a surrogate) in its text") from error
 
 
 def image_columns(prompt: str | list[Message]) -> tuple[str, ...]:

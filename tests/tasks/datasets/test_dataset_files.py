@@ -211,6 +211,16 @@ def test_half_a_character_is_told_with_its_row(tmp_path: Path, column: str) -> N
         read_dataset(str(path))
 
 
+@pytest.mark.parametrize("column", ["prompt", "answer", "completion"])
+def test_half_a_character_of_a_finished_answer_is_told_with_its_row(
+    tmp_path: Path, column: str
+) -> None:
+    row = {"prompt": "hi", "completion": "so x", "answer": "x"} | {column: "\ud83d"}
+    path = write_jsonl(tmp_path / "a.jsonl", [row])
+    with pytest.raises(UserError, match=r"row 1: half a character"):
+        read_answers(path)
+
+
 def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(b'{"prompt": "a", "answer": "b"}\n' * 5000))
     packed[30:60] = bytes(30)
