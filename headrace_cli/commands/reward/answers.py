@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.config.sections.run import RunConfig
 from headrace.data.media import MediaError, MediaStore, image_bytes
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
 from headrace_cli.commands.checks.reward_check import policy_tokenizer
@@ -45,11 +45,15 @@ def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) 
     def tokenizer() -> Any:
         return policy_tokenizer(config)
 
-    def text_of(prompt: Any) -> str:
+    def text_of(place: int, prompt: Any) -> str:
         if isinstance(prompt, str):
             return prompt
-        shown = tokenizer().apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        return str(shown)
+        from coordinator.dispatch.message_rendering import chat_text
+
+        try:
+            return chat_text(tokenizer(), prompt, begins_answer=True)
+        except ValueError as error:  # there is no template
+            raise UserError(f"answer {place}: its prompt is a chat: {first_line(error)}") from error
 
     def ids_of(given: list[int] | None, text: str) -> Int32 | None:
         if not config.reward.token_ids:
@@ -59,7 +63,7 @@ def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) 
 
     def item_of(place: int, row: Any) -> ScoreItem:
         asked = stored(place, row)
-        prompt = text_of(asked)
+        prompt = text_of(place, asked)
         source = config.reward.route_of(config.task.kind, lambda: row.info)
         if source is None:
             raise UserError(f"reward.route leaves answer {place} without a source")

@@ -115,6 +115,23 @@ def test_a_chat_is_handed_over_as_messages(
     assert tried(capfd, recipe, file, *named(functions, "ids"))[0]["score"] == 7.0
 
 
+def test_a_chat_without_a_template_is_told(
+    recipe: Path, tmp_path: Path, functions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy"
+    write_tokenizer(policy)
+    (policy / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    row = {"prompt": [{"role": "user", "content": "3+4"}], "completion": "7", "answer": "7"}
+    overrides = [f"model.path={policy}", *named(functions)]
+    file = write(tmp_path / "a.jsonl", row)
+    assert main(["reward", "try", str(recipe), file, *overrides]) == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: answer 0: its prompt is a chat: ")
+    (policy / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
+    assert main(["reward", "try", str(recipe), file, *overrides]) == 2
+    assert "takes no such chat: no system role" in capfd.readouterr().err.splitlines()[-1]
+
+
 class Tokenizer:
     """What is used of a tokenizer."""
 
