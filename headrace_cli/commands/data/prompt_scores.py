@@ -72,7 +72,7 @@ def select(arguments: argparse.Namespace) -> int:
     found = select_prompts(scores, arguments.keep, norm=arguments.norm, guard=arguments.guard)
     base: list[TaskRow] = []
     if arguments.base is not None:
-        base = list(_training(config, _source(config, arguments.base)).values())
+        base = _source(config, arguments.base).training_rows(10**9)  # all
     known = {prompt_text(row.prompt) for row in base}
     chosen = [rows[key] for key in found.kept if prompt_text(rows[key].prompt) not in known]
     held_out: list[TaskRow] = []

@@ -1,0 +1,46 @@
+"""What `headrace select` writes, of the scores of a run that is not there."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from headrace.config.loading.recipe import load_recipe
+from headrace.run_files import run_folder
+from headrace_cli.cli import main
+from tasks.datasets.dataset_files import read_dataset
+from tasks.datasets.source import build_source, split_by_hash
+
+SCORED = 4
+
+
+def rows_in(folder: Path, name: str) -> Path:
+    """A file of 40 rows whose prompts begin with the file's name."""
+    path = folder / f"{name}.jsonl"
+    rows = ({"prompt": f"{name} {i}", "answer": "1"} for i in range(40))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def run_dir(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The run that scored the first SCORED prompts of a pool."""
+    task = f'task={{kind="dataset",path="{rows_in(tmp_path, "pool")}"}}'
+    overrides = [task, f"evaluation.num_prompts={SCORED}", f'root="{tmp_path}/runs"']
+    config = load_recipe(recipe, overrides)
+    figures = {"reward_source": "default", "scored": 16, "mean": 0.5, "lowest": 0.0, "best": 1.0}
+    rows = build_source(config.task, config.seed).training_rows(SCORED)
+    found = [{"prompt_id": row.id, "answer": row.answer} | figures for row in rows]
+    monkeypatch.setattr("storage.queries.prompt_scores", lambda run_dir: pd.DataFrame(found))
+    return str(run_folder.make_run_folder(config))
+
+
+def test_a_base_is_kept_whole_however_few_prompts_were_scored(run_dir: str, tmp_path: Path) -> None:
+    base, out = rows_in(tmp_path, "base"), tmp_path / "hard.jsonl"
+    assert main(["select", run_dir, "--keep", "2", "--base", str(base), "--out", str(out)]) == 0
+    written = [json.loads(line)["prompt"] for line in out.read_text().splitlines()]
+    training, _ = split_by_hash(read_dataset(str(base)), 0.1)
+    assert len(training) > SCORED
+    assert written[: len(training)] == [row.prompt for row in training]
+    assert all(prompt.startswith("pool") for prompt in written[len(training) :])
