@@ -81,7 +81,7 @@ def select(arguments: argparse.Namespace) -> int:
         held_out = source.eval_rows(config.evaluation.num_prompts)
     everything = [*base, *chosen, *held_out]
     records = (_record(row, folder) for row in everything)
-    lines = [json.dumps(record, ensure_ascii=False, default=str) for record in records]
+    lines = [json.dumps(record, default=str) for record in records]
     arguments.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     result = {
         "run_id": run_dir.name, "out": str(arguments.out), "rows": len(base) + len(chosen),

@@ -13,12 +13,14 @@ from tasks.datasets.dataset_files import read_dataset
 from tasks.datasets.source import build_source, split_by_hash
 
 SCORED = 4
+HALF = "\ud83d"
+"""Half a character, which JSON can say and UTF-8 cannot."""
 
 
 def rows_in(folder: Path, name: str) -> Path:
     """A file of 40 rows whose prompts begin with the file's name."""
     path = folder / f"{name}.jsonl"
-    rows = ({"prompt": f"{name} {i}", "answer": "1"} for i in range(40))
+    rows = ({"prompt": f"{name} {i}", "answer": "1", "note": HALF} for i in range(40))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -44,3 +46,9 @@ def test_a_base_is_kept_whole_however_few_prompts_were_scored(run_dir: str, tmp_
     assert len(training) > SCORED
     assert written[: len(training)] == [row.prompt for row in training]
     assert all(prompt.startswith("pool") for prompt in written[len(training) :])
+
+
+def test_columns_are_written_whatever_they_hold(run_dir: str, tmp_path: Path) -> None:
+    out = tmp_path / "hard.jsonl"
+    assert main(["select", run_dir, "--keep", "2", "--out", str(out)]) == 0
+    assert all(json.loads(line)["note"] == HALF for line in out.read_text().splitlines())
