@@ -82,7 +82,7 @@ def select(arguments: argparse.Namespace) -> int:
     everything = [*base, *chosen, *held_out]
     records = (_record(row, folder) for row in everything)
     lines = [json.dumps(record, default=str) for record in records]
-    arguments.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    run_folder.write_atomically(arguments.out, "".join(f"{line}\n" for line in lines))
     result = {
         "run_id": run_dir.name, "out": str(arguments.out), "rows": len(base) + len(chosen),
         "base": len(base), "held_out": len(held_out),

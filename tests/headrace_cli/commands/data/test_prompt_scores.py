@@ -52,3 +52,13 @@ def test_columns_are_written_whatever_they_hold(run_dir: str, tmp_path: Path) ->
     out = tmp_path / "hard.jsonl"
     assert main(["select", run_dir, "--keep", "2", "--out", str(out)]) == 0
     assert all(json.loads(line)["note"] == HALF for line in out.read_text().splitlines())
+
+
+def test_a_file_is_replaced_in_one_step(run_dir: str, tmp_path: Path) -> None:
+    """Half a file would be a smaller data set, and nobody would know."""
+    out = tmp_path / "hard.jsonl"
+    out.write_text("mine")
+    with out.open() as before:
+        assert main(["select", run_dir, "--keep", "2", "--out", str(out), "--force"]) == 0
+        assert before.read() == "mine"
+    assert out.read_text().startswith("{")
