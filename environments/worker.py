@@ -64,7 +64,6 @@ class EnvironmentChild:
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
         self._reaper = reaper
-        self._reaper = reaper
         self._waiting: dict[int, asyncio.Future[StepReply]] = {}
         self._reading = asyncio.create_task(self._read())
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
