@@ -6,6 +6,7 @@ for each noun, and are imported when they are used, so that `--help` is quick. E
 """
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -188,6 +189,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is left goes nowhere; at its end the interpreter would fail on it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

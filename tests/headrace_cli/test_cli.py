@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -125,6 +126,20 @@ def test_a_third_party_that_is_missing_is_no_mistake_of_the_user(
     monkeypatch.setattr("storage.queries.run_summary", broken)
     with pytest.raises(ModuleNotFoundError, match="sqlalchemy"):
         main(["show", str(run_dir)])
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_file_that_may_not_be_touched_is_one_line(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], number: int,
+) -> None:  # fmt: skip
+    def refused(run_dir: Path) -> None:
+        raise OSError(number, os.strerror(number), "/theirs/labels.jsonl.part")
+
+    run_dir = run_folder.make_run_folder(load_recipe(recipe, [f'root="{tmp_path}/runs"']))
+    monkeypatch.setattr("storage.queries.run_summary", refused)
+    line = fails(capsys, "show", str(run_dir))
+    assert line == f"error: /theirs/labels.jsonl.part: {os.strerror(number)}\n"
 
 
 def test_overrides_stand_anywhere() -> None:
