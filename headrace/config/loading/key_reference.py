@@ -131,7 +131,8 @@ def _columns(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
             "## Columns of a dataset",
             "",
             "Without `task.prompt_key` and `task.answer_key` a row's first of these is taken. All "
-            "columns but the prompt's are kept as `info`, for reward functions.",
+            "columns but the prompt's, its images' and `id` are kept as `info`, for reward "
+            "functions.",
             "",
             f"- prompt: {', '.join(f'`{name}`' for name in prompt_keys)}",
             f"- answer: {', '.join(f'`{name}`' for name in answer_keys)}",
