@@ -57,7 +57,7 @@ def select_prompts(
     Ties are broken by a hash of the id. UserError: a share or number that does not fit; too few
     answers for the guard.
     """
-    count = math.ceil(keep * len(scores)) if keep < 1 else int(keep)
+    count = math.ceil(round(keep * len(scores), 6)) if keep < 1 else int(keep)  # 0.07 * 100 > 7
     if not scores or keep <= 0 or count > len(scores) or (keep >= 1 and keep != count):
         raise UserError(f"keep {keep:g}: a share between 0 and 1, or up to {len(scores)} prompts")
     broken = _broken(scores) if guard else set()

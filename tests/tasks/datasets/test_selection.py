@@ -109,3 +109,10 @@ def test_a_share_that_does_not_fit_is_one_line(keep: float) -> None:
 def test_the_guard_refuses_fewer_than_sixteen_answers() -> None:
     with pytest.raises(UserError, match="has 4 scored answers, and whether a reference is broken"):
         select_prompts(scores_of(GOLDEN, samples=4), 2, norm="raw", guard=True)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0.07, 7), (0.071, 8), (0.14, 14), (0.01, 1)])
+def test_a_share_of_a_whole_number_of_prompts_is_not_rounded_up(keep: float, kept: int) -> None:
+    """In floating point 0.07 * 100 and 0.14 * 100 lie just above 7 and 14; 7.1 is 8."""
+    scores = [PromptScore(str(n), "d", 16, n / 100, 0.0, 1.0) for n in range(100)]
+    assert len(select_prompts(scores, keep, norm="raw", guard=False).kept) == kept
