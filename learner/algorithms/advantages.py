@@ -40,7 +40,7 @@ def gae(
     Returns:
         [T] advantages in the type of `values` (float32 at least; float64 for plain lists).
 
-    Source: Schulman et al. 2015; VAPO section 3. Nothing changed.
+    Source: Schulman et al. 2015; VAPO. Nothing changed.
     """
     return egae(rewards, values, gamma=gamma, lam=lam, finished=True)
 

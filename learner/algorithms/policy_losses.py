@@ -79,7 +79,7 @@ def clipped_surrogate(
         log_ratio: [T] log r, with gradient. advantages: [T]. clip_low: eps_low. clip_high: eps_high
         (clip-higher where larger than eps_low). dual_clip: c > 1, or None. It binds for A < 0 only.
 
-    Source: PPO; DAPO section 3.1 and VAPO section 3 (asymmetric); Ye et al. 2020 (dual);
+    Source: PPO; DAPO section 3.1 and VAPO (asymmetric); Ye et al. 2020 (dual);
     T-PPO recipe 0.2 / 0.28 / 10. Nothing changed; the ratio is exp(log ratio), never a KL.
     """
     if dual_clip is not None and dual_clip <= 1.0:

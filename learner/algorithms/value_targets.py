@@ -31,7 +31,7 @@ def monte_carlo_returns(rewards: Tensor, segments: Segments, *, gamma: float) ->
         rewards: [T] reward of each token. segments: one segment per response, its windows
         concatenated. gamma: discount, 0 to 1.
 
-    Source: T-PPO section 1.3 of the recipe, VC-PPO section 2.2 with lambda_critic = 1.
+    Source: the T-PPO recipe; VC-PPO with lambda_critic = 1.
     """
     with torch.no_grad():
         finished = segments.finished[segment_ids(segments)]
@@ -52,7 +52,7 @@ def lambda_returns(
         discount, 0 to 1. lam: lambda of the critic. At 1 the values cancel; then they are left out
         altogether, so that the target does not depend on them by a single bit.
 
-    Source: VC-PPO section 2.2.
+    Source: VC-PPO (decoupled GAE).
     """
     with torch.no_grad():
         if lam == 1.0:
