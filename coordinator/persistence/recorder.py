@@ -11,11 +11,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from headrace.errors import StorageBlockedError
-from headrace.protocol.messages.control import JournalEnd
 from headrace.protocol.records.record_types import Record
+from storage.run_store import RunStore
 
 log = logging.getLogger(__name__)
 Effect = Callable[[], Awaitable[object]]
@@ -23,33 +22,6 @@ DISK_RETRY_S = 2.0
 EFFECTS_AT_ONCE = 100
 SLOW_S = 5.0
 """Seconds after which a commit is reported as slow."""
-
-
-class RecordStore(Protocol):
-    """Methods of storage.run_store.RunStore that the recorder needs."""
-
-    @property
-    def end(self) -> JournalEnd:
-        """End of the journal."""
-
-    @property
-    def behind(self) -> str:
-        """Reason why the database does not follow the journal; empty while it does."""
-
-    @property
-    def behind_s(self) -> float:
-        """Seconds for which it has lacked a record."""
-
-    @property
-    def place(self) -> str:
-        """Place to which records go at this moment."""
-
-    @property
-    def wants_snapshot(self) -> bool:
-        """True where a snapshot among the next records would make restarts faster."""
-
-    def append(self, records: list[Record]) -> None:
-        """Make records durable; raise StorageBlockedError where the disk takes none now."""
 
 
 class Recorder:
@@ -61,7 +33,7 @@ class Recorder:
         snapshot of the state, of which all records have been written.
     """
 
-    def __init__(self, store: RecordStore, *, interval_s: float) -> None:
+    def __init__(self, store: RunStore, *, interval_s: float) -> None:
         self.store = store
         self._interval_s = interval_s
         self._records: list[Record] = []

@@ -11,8 +11,8 @@ are so a few hundred bytes for each trajectory, however long that is.
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ from headrace.protocol.records.record_types import (
 from headrace.trajectory.account import Account
 from headrace.trajectory.token_ledger import Ledger
 from headrace.trajectory.trajectories import Group, Trajectory
+from storage.run_store import RunStore
 
 NEEDED = (GroupIssued, ChunkArrived)
 """The kinds of records that hold what is not among the values."""
@@ -126,18 +127,6 @@ MOST = 200_000
 Only a run without a checkpoint to go back to exceeds it."""
 
 
-class RecordSource(Protocol):
-    """Methods of storage.run_store.RunStore that a restart needs."""
-
-    def snapshots(self) -> Iterator[tuple[int, Snapshot]]:
-        """Iterate over offsets and snapshots, the newest first."""
-
-    def replay(
-        self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
-    ) -> Iterator[Record]:
-        """Iterate over these offsets' records; of kinds `only`, as far as that is easy."""
-
-
 class StateValues(msgspec.Struct, frozen=True, kw_only=True):
     """Values of a `State`, by the same names; milestones stand in the record."""
 
@@ -200,7 +189,7 @@ def snapshot_of(state: State, end: int) -> Snapshot | None:
     return Snapshot(state=_ENCODER.encode(values), milestones=known[before[-1] :])
 
 
-def restored(config: RunConfig, journal: RecordSource) -> State:
+def restored(config: RunConfig, journal: RunStore) -> State:
     """Return the state after all records of a journal."""
     began = time.monotonic()
     state, begin = State(config), 0
@@ -224,7 +213,7 @@ def restored(config: RunConfig, journal: RecordSource) -> State:
     return state
 
 
-def _state_of(config: RunConfig, snapshot: Snapshot, journal: RecordSource, offset: int) -> State:
+def _state_of(config: RunConfig, snapshot: Snapshot, journal: RunStore, offset: int) -> State:
     """Return the state stored in the snapshot at `offset`."""
     values = _DECODER.decode(snapshot.state)
     if values.format != FORMAT:

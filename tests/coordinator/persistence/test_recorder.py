@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from coordinator.persistence.recorder import Recorder
 from headrace.errors import StorageBlockedError
 from headrace.protocol.messages.control import JournalEnd
 from headrace.protocol.records.record_types import Incident, Record
+from storage.run_store import RunStore
 
 
 def incident(text: str) -> Incident:
@@ -47,7 +49,7 @@ async def until(recorder: Recorder, waits: bool) -> None:
 async def test_a_full_disk_holds_effects_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DISK_RETRY_S", 0.01)
     disk, seen = Disk(), list[tuple[str, int]]()
-    recorder = Recorder(disk, interval_s=0.001)
+    recorder = Recorder(cast(RunStore, disk), interval_s=0.001)
 
     def effect(name: str) -> module.Effect:
         async def run() -> None:
@@ -75,7 +77,7 @@ async def test_a_full_disk_holds_effects_back(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_a_snapshot_follows_all_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk()
-    recorder = Recorder(disk, interval_s=0.001)
+    recorder = Recorder(cast(RunStore, disk), interval_s=0.001)
 
     def snapshot() -> None:
         disk.wants_snapshot = False
@@ -99,7 +101,7 @@ async def test_a_slow_disk_is_told_while_it_is(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "SLOW_S", 0.02)
     disk = Disk()
     disk.seconds = 0.3
-    recorder = Recorder(disk, interval_s=0.001)
+    recorder = Recorder(cast(RunStore, disk), interval_s=0.001)
     task = asyncio.create_task(recorder.run())
     recorder.write(incident("one"))
     await until(recorder, waits=True)
@@ -138,7 +140,7 @@ def test_troubles_are_told_once_and_bounded() -> None:
 @pytest.mark.parametrize("ticks", range(5))
 async def test_a_cancellation_right_behind_a_hurry_ends_it(ticks: int) -> None:
     """`asyncio.wait_for` of Python 3.11 drops one that comes just as its own wait ends."""
-    recorder = Recorder(Disk(), interval_s=60.0)
+    recorder = Recorder(cast(RunStore, Disk()), interval_s=60.0)
     task = asyncio.create_task(recorder.run())
     recorder.write(incident("one"))
     await asyncio.sleep(0.02)

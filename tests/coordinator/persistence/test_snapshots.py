@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -101,7 +102,7 @@ def test_a_snapshot_and_what_follows_give_the_state_of_the_whole_journal(
     life.live(150)
     records = with_snapshots(config, life.records, seed)
     for end in {len(records), *random.Random(seed).sample(range(len(records)), 12)}:
-        state = restored(config, Kept(records[:end]))
+        state = restored(config, cast(RunStore, Kept(records[:end])))
         assert picture(state) == picture(folded(config, records[:end]))
         account = state.account
         assert all(account.window(key) is window for key, window in account.ready.items())
@@ -112,7 +113,7 @@ class Restarting(World):
     """A world whose coordinators begin with a snapshot."""
 
     def replayed(self) -> State:
-        state = restored(self.config, Kept(self.records))
+        state = restored(self.config, cast(RunStore, Kept(self.records)))
         assert picture(state) == picture(super().replayed())
         return state
 
@@ -171,7 +172,7 @@ def test_everything_that_is_known_of_a_token_comes_back() -> None:
     snapshot = snapshot_of(world.state, len(world.records))
     assert snapshot is not None
     world.note(snapshot)
-    state = restored(world.config, Kept(world.records))
+    state = restored(world.config, cast(RunStore, Kept(world.records)))
     assert picture(state) == picture(world.state)
     assert state.account.trajectories[key].tokens.tolist() == [0, 1, 2, 3, 4]
 
@@ -202,7 +203,7 @@ def test_neither_a_snapshot_nor_what_a_restart_reads_grows_with_the_run() -> Non
         assert snapshot is not None
         world.note(snapshot)
         journal = Kept(world.records)
-        assert picture(restored(world.config, journal)) == picture(world.state)
+        assert picture(restored(world.config, cast(RunStore, journal))) == picture(world.state)
         sizes.append(len(snapshot.state))
         held.append(len(world.account.trajectories))
         milestones.append(len(snapshot.milestones))
@@ -258,7 +259,7 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_and_told(
         assert isinstance(record, Snapshot)
         world.records[place] = spoil(record)
     with caplog.at_level(logging.INFO):
-        state = restored(world.config, Kept(world.records))
+        state = restored(world.config, cast(RunStore, Kept(world.records)))
     state.milestones = world.state.milestones
     assert picture(state) == expected
     for place in places[left:]:
