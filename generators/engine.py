@@ -98,18 +98,13 @@ class LoadReport(NamedTuple):
     load_s: float
 
 
-class EngineStats(NamedTuple):
-    """Live requests and prompt tokens computed (cached ones apart)."""
-
-    live: int
-    prefill_tokens: int
-
-
 class Engine(Protocol):
     """Interface of engines; see the module's docstring."""
 
     version: int
     """Version of the loaded weights; NO_VERSION before the first `load_weights`."""
+    prefill_tokens: int
+    """Prompt tokens computed so far, cached ones apart."""
 
     async def start(self) -> None:
         """Build the model and warm up. UserError when model or settings cannot work."""
@@ -122,9 +117,6 @@ class Engine(Protocol):
 
     async def load_weights(self, path: Path, version: int) -> LoadReport:
         """Sample from the safetensors file (Hugging Face names) from now on, as `version`."""
-
-    def stats(self) -> EngineStats:
-        """Return the gauges; cheap enough for one call per second."""
 
     async def stop(self) -> None:
         """End all streams and free everything."""

@@ -18,7 +18,6 @@ import numpy as np
 from generators.engine import (
     NO_VERSION,
     DeltaFinish,
-    EngineStats,
     GenerationRequest,
     LoadReport,
     RequestError,
@@ -48,7 +47,7 @@ class FakeEngine:
         self._vocab_size, self._end, self._mean = vocab_size, end_token_id, mean_length
         self._seed, self._step_s, self._max_model_len = seed, step_s, max_model_len
         self._live: dict[str, asyncio.Event] = {}
-        self._prefill_tokens = 0
+        self.prefill_tokens = 0
 
     async def start(self) -> None:
         """Do nothing: there is no model."""
@@ -58,7 +57,7 @@ class FakeEngine:
         if len(request.prompt_ids) >= self._max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
         aborted = self._live[request.request_id] = asyncio.Event()
-        self._prefill_tokens += len(request.prompt_ids)
+        self.prefill_tokens += len(request.prompt_ids)
         prompt = request.prompt_ids[: len(request.prompt_ids) - request.position]
         key = zlib.crc32(np.array(prompt, dtype=np.int32).tobytes()) ^ (request.seed << 32)
         ends_at = self._length(key)
@@ -98,10 +97,6 @@ class FakeEngine:
             raise WeightsRefusedError(f"{path} does not exist")
         self.version = version
         return LoadReport(0.0, time.perf_counter() - began)
-
-    def stats(self) -> EngineStats:
-        """Return the gauges."""
-        return EngineStats(len(self._live), self._prefill_tokens)
 
     async def stop(self) -> None:
         """End all streams."""

@@ -25,7 +25,6 @@ from generators.engine import (
     NO_VERSION,
     DeltaFinish,
     EngineDeadError,
-    EngineStats,
     GenerationRequest,
     LoadReport,
     RequestError,
@@ -93,7 +92,7 @@ class TorchEngine:
         self._cache: KeysAndValues = []
         self._steps: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
-        self._prefill_tokens = 0
+        self.prefill_tokens = 0
 
     async def start(self) -> None:
         """Load the model."""
@@ -154,10 +153,6 @@ class TorchEngine:
         gap = await loop.run_in_executor(self._thread, self._load, path, version)
         return LoadReport(gap, time.perf_counter() - began)
 
-    def stats(self) -> EngineStats:
-        """Return the gauges."""
-        return EngineStats(len(self._rows), self._prefill_tokens)
-
     async def stop(self) -> None:
         """End all streams and the thread."""
         for request_id in list(self._rows):
@@ -209,7 +204,7 @@ class TorchEngine:
             logits, cache = self._compute(new, [])
             self._cache = _beside(self._cache, cache)
             self._decoding += new
-            self._prefill_tokens += sum(len(row.known) for row in new)
+            self.prefill_tokens += sum(len(row.known) for row in new)
         else:
             logits, self._cache = self._compute(rows, self._cache)
         requests = [row.request for row in rows]

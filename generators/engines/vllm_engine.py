@@ -31,7 +31,6 @@ from generators.engine import (
     NO_VERSION,
     DeltaFinish,
     EngineDeadError,
-    EngineStats,
     GenerationRequest,
     LoadReport,
     RequestError,
@@ -214,7 +213,7 @@ class VllmEngine:
         self._joined = self._given_up = ""
         """Source whose group the workers are in; source whose broadcast failed."""
         self._broken = False
-        self._prefill_tokens = 0
+        self.prefill_tokens = 0
         store = MediaStore(settings.media or Path())
         self._image = lru_cache(_IMAGES)(lambda digest: open_rgb(store.read(digest)))
 
@@ -242,7 +241,7 @@ class VllmEngine:
         warm_up = GenerationRequest("warm-up", [1, 2, 3], max_tokens=2, seed=1)
         async for _ in self.generate(warm_up):
             pass
-        self._prefill_tokens = 0
+        self.prefill_tokens = 0
         self.pid, self._memory = await engine_memory(self._engine)
 
     def _engine_args(self) -> dict[str, Any]:
@@ -344,9 +343,7 @@ class VllmEngine:
                             f"which the coordinator's makes {len(request.prompt_ids)}: their "
                             "versions differ"
                         )
-                    self._prefill_tokens += len(request.prompt_ids) - (
-                        output.num_cached_tokens or 0
-                    )
+                    self.prefill_tokens += len(request.prompt_ids) - (output.num_cached_tokens or 0)
                 for delta in _deltas(live, output.outputs[0]):
                     yield delta
         except VllmDeadError as error:
@@ -492,7 +489,7 @@ class VllmEngine:
         while not core.outputs_queue.empty():
             await asyncio.sleep(0)
         if recompute:
-            self._prefill_tokens += sum(
+            self.prefill_tokens += sum(
                 len(state.prompt_token_ids) + state.detokenizer.num_output_tokens()
                 for state in self._states()
             )
@@ -527,10 +524,6 @@ class VllmEngine:
             return attempt is source
         self._broken = True
         raise WeightsBrokenError(f"{source} failed while loading and there is no way back")
-
-    def stats(self) -> EngineStats:
-        """Return the gauges."""
-        return EngineStats(len(self._live), self._prefill_tokens)
 
     async def stop(self) -> None:
         """End the engine process (a few seconds)."""

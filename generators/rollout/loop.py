@@ -321,7 +321,7 @@ class GeneratorLoop:
             tokens=self._tokens,
             discarded_tokens=self._discarded_tokens,
             pending_tokens=sum(cutter.pending for cutter in self._live.values()),
-            prefill_tokens=self._engine.stats().prefill_tokens,
+            prefill_tokens=self._engine.prefill_tokens,
             idle_s=self.time.idle_s,
             pause_s=self.time.pause_s,
             busy_s=self.time.busy_s,
