@@ -1,6 +1,6 @@
 """Images: a store of files by content, their check, and their forms in rows.
 
-In: image files as bytes; what a row says of an image. Out: digests, files, facts, pixels. Promises:
+In: image files as bytes; what a row says of an image. Out: digests, files, pixels. Promises:
 a file is stored once, whole or not at all, under its SHA-256, and what is read is what was stored.
 An image is judged by its header before anything is decoded. Whatever is wrong is a MediaError of
 one line. Storing and reading need no Pillow.
@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,22 +41,11 @@ URL_TIMEOUT_S = 30.0
 _BEGINS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
 """First bytes of the formats' files; the other one is TIFF."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_ROTATED = range(5, 9)
-"""Orientations of EXIF that exchange width and height."""
 _ORIENTATION = 0x0112
 
 
 class MediaError(UserError):
     """An image is missing, damaged, or none that can be used; the text is one line."""
-
-
-@dataclass(frozen=True)
-class ImageInfo:
-    """Pixels of an image as it is shown, and its format (`PNG`)."""
-
-    width: int
-    height: int
-    format: str
 
 
 class MediaStore:
@@ -134,12 +122,11 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def check_image(data: bytes) -> ImageInfo:
-    """Return an image file's size and format. MediaError: it cannot be decoded, has no pixels, is
-    animated, has a side beyond MAX_SIDE_PIXELS or more than MAX_PIXELS."""
-    with _opened(data) as (image, facts):
+def check_image(data: bytes) -> None:
+    """Check an image file. MediaError: it cannot be decoded, has no pixels, is animated, has a side
+    beyond MAX_SIDE_PIXELS or more than MAX_PIXELS."""
+    with _opened(data) as image:
         image.load()
-        return facts
 
 
 def open_rgb(data: bytes, *, side: int | None = None) -> "Image":
@@ -148,7 +135,7 @@ def open_rgb(data: bytes, *, side: int | None = None) -> "Image":
     left out. MediaError as `check_image`."""
     from PIL import ImageOps
 
-    with _opened(data) as (image, _):
+    with _opened(data) as image:
         if side is not None:
             image.draft(None, (side, side))  # a JPEG is decoded small
         found = ImageOps.exif_transpose(image).convert("RGB")
@@ -164,7 +151,7 @@ def data_url(data: bytes) -> str:
 
 
 @contextmanager
-def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
+def _opened(data: bytes) -> "Iterator[Image]":
     """Open an image with a sound header, not decoded yet; errors of Pillow become MediaError."""
     from PIL import Image, UnidentifiedImageError
 
@@ -175,7 +162,8 @@ def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
             # Its own bound on pixels warns; ours refuses.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(BytesIO(data), formats=FORMATS) as image:
-                yield image, _facts(image)
+                _check_header(image)
+                yield image
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
         raise MediaError(f"the image is empty, damaged, without pixels, or not {known}") from error
@@ -185,7 +173,7 @@ def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
         raise MediaError(f"the image is damaged: {' '.join(str(error).split())}") from error
 
 
-def _facts(image: "Image") -> ImageInfo:
+def _check_header(image: "Image") -> None:
     width, height = image.size
     size = f"{width} x {height} pixels"
     if max(width, height) > MAX_SIDE_PIXELS:
@@ -195,9 +183,7 @@ def _facts(image: "Image") -> ImageInfo:
     # A photo of a telephone (MPO) has a preview, which is no second frame.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise MediaError(f"the image is animated ({getattr(image, 'n_frames', 2)} frames)")
-    if image.getexif().get(_ORIENTATION) in _ROTATED:
-        width, height = height, width
-    return ImageInfo(width, height, image.format or "")
+    image.getexif().get(_ORIENTATION)  # which `open_rgb` reads: damaged EXIF is found here
 
 
 def named_image(image: Any) -> Any:

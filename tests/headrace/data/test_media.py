@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from headrace.data import media
-from headrace.data.media import ImageInfo, MediaStore, check_image, image_bytes, open_rgb
+from headrace.data.media import MediaStore, check_image, image_bytes, open_rgb
 from headrace.errors import StorageBlockedError, UserError
 from tests.small_disk import small_disk
 
@@ -64,10 +64,10 @@ def test_images_that_are_refused(use: Callable[[bytes], Any], data: bytes, messa
 
 
 def test_what_an_image_is() -> None:
-    assert check_image(encoded()) == ImageInfo(3, 2, "PNG")
+    assert open_rgb(encoded()).size == (3, 2)
     for mode, kind in (("CMYK", "JPEG"), ("L", "PNG"), ("RGBA", "WEBP"), ("P", "GIF")):
         data = encoded((8, 6), mode, kind)
-        assert check_image(data) == ImageInfo(8, 6, kind)
+        check_image(data)
         assert (open_rgb(data).mode, open_rgb(data).size) == ("RGB", (8, 6))
 
 
@@ -75,7 +75,7 @@ def test_a_turned_photo_is_upright() -> None:
     exif, out = Image.Exif(), BytesIO()
     exif[0x0112] = 6
     Image.new("RGB", (8, 6)).save(out, "JPEG", exif=exif)
-    assert check_image(out.getvalue()) == ImageInfo(6, 8, "JPEG")
+    check_image(out.getvalue())
     assert open_rgb(out.getvalue()).size == (6, 8)
 
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from headrace.config.sections.reward import RewardConfig
-from headrace.data.media import check_image
+from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from rewards.preflight import check_sources
 from tests.rewards.judging.scripted import (
@@ -66,7 +66,7 @@ async def test_a_judge_that_is_to_see_images_is_shown_one() -> None:
         await checked(judge, images=True)
         (question,) = judge.asked
     url = question["messages"][-1]["content"][0]["image_url"]["url"]
-    assert check_image(base64.b64decode(url.partition(",")[2])).width == 64
+    assert open_rgb(base64.b64decode(url.partition(",")[2])).width == 64
 
 
 async def test_a_url_that_does_not_answer() -> None:
