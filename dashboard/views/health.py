@@ -35,13 +35,14 @@ def _body(run: RunData) -> None:
     panels.title(run, "Health")
     if run.line.sql:
         st.warning(literal_markdown(run.line.sql), icon=":material/database_off:")
-    rows, look = run.health(), _look(run)
+    rows, look = run.health(), snapshot(run)
     said, well = health_sentence(rows, look)
     if well:
         st.success(literal_markdown(said), icon=":material/check_circle:")
     else:
         st.warning(literal_markdown(said), icon=":material/warning:")
-    _processes(run, rows, look)
+    with panels.framed("Processes"):
+        processes(run, rows, look)
     panels.grid([partial(_alerts, run), partial(_waits, run, look)])
     _events(run)
     names = sorted(run.latest("memory/"))
@@ -53,25 +54,25 @@ def _body(run: RunData) -> None:
         )  # fmt: skip
 
 
-def _look(run: RunData) -> HealthSnapshot:
+def snapshot(run: RunData) -> HealthSnapshot:
+    """How the processes are at this moment."""
     beat_s = run.config().get("transport", {}).get("heartbeat_s") or 0.0
     silent_s = max(_LEAST_SILENCE_S, _BEATS * float(beat_s))
     status = queries.coordinator_status(run.line.run_dir)
     return HealthSnapshot(run.line, status, time.time(), silent_s)
 
 
-def _processes(run: RunData, rows: pd.DataFrame, look: HealthSnapshot) -> None:
-    with panels.framed("Processes"):
-        if rows.empty:
-            panels.empty(panels.awaited(run, "processes that say hello"))
-            return
-        table = health_rows(rows, look)
-        panels.table(table, "Processes")
-        st.caption(
-            "Last heard: how long ago the coordinator heard the process, and how long ago it wrote "
-            "anything itself. Restarts and deaths are the supervisor's count. Memory is as of the "
-            "newest sample. Healthy: heard a few seconds ago, no restarts."
-        )
+def processes(run: RunData, rows: pd.DataFrame, look: HealthSnapshot) -> None:
+    """Draw the table of processes, whose rows are `RunData.health`."""
+    if rows.empty:
+        panels.empty(panels.awaited(run, "processes that say hello"))
+        return
+    panels.table(health_rows(rows, look), "Processes")
+    st.caption(
+        "Last heard: how long ago the coordinator heard the process, and how long ago it wrote "
+        "anything itself. Restarts and deaths are the supervisor's count. Memory is as of the "
+        "newest sample. Healthy: heard a few seconds ago, no restarts."
+    )
 
 
 def _alerts(run: RunData) -> None:

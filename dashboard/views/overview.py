@@ -1,6 +1,5 @@
 """Overview: how the run stands, what it has learned, where every token went."""
 
-import time
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -25,9 +24,10 @@ from dashboard.formatting import (
 from dashboard.reads import data
 from dashboard.reads.data import RunData
 from dashboard.reads.ledger import ledger_html
+from dashboard.views.health import processes, snapshot
 from headrace.config.sections.reward import RewardConfig
 from storage import queries
-from storage.queries import UNREADABLE, RunLine
+from storage.queries import UNREADABLE
 
 _ENDED = {
     "crashed": "raised, or its process died,",
@@ -61,8 +61,8 @@ def render(run: RunData) -> None:
         columns=3,
     )
     left, right = st.columns(2)
-    with left:
-        _processes(run)
+    with left, panels.framed("Processes", height="stretch"):
+        processes(run, run.health(), snapshot(run))
     with right:
         _events(run)
     _others(run.line.run_dir.parent)
@@ -166,44 +166,6 @@ def _alerts(run: RunData) -> None:
         with panels.framed("Alerts"):
             st.html(alerts_html(standing, run.line.run_dir.name))
             st.caption(CAPTION)
-
-
-def _processes(run: RunData) -> None:
-    rows = run.read(queries.process_table)
-    with panels.framed("Processes", height="stretch"):
-        if rows.empty:
-            panels.empty(panels.awaited(run, "processes that say hello"))
-            return
-        shown = process_rows(rows, run.latest("heartbeat/"), run.line, time.time())
-        panels.table(shown, "Processes")
-        st.caption(
-            "Heartbeat: seconds since the coordinator last heard the process. Healthy: a few "
-            "seconds; a process silent for too long is lost, and what it held goes elsewhere."
-        )
-
-
-def process_rows(
-    rows: pd.DataFrame, ages: dict[str, float | None], line: RunLine, now: float
-) -> pd.DataFrame:
-    """The process table as shown. Ages are as of the run's newest record; while the run is live,
-    that record's own age is added."""
-    is_live = data.is_live(line)
-    lag = max(0.0, now - (line.started_at or now) - line.wall_s)
-    beats = [
-        ages.get(f"heartbeat/{name}") if is_live and state == "up" else None
-        for name, state in zip(rows["name"], rows["state"], strict=True)
-    ]
-    return pd.DataFrame(
-        {
-            "process": rows["name"],
-            "state": rows["state"] if is_live else rows["state"].replace("up", "ended"),
-            "heartbeat": ["-" if beat is None else f"{beat + lag:.1f} s" for beat in beats],
-            "since": [clock(at) for at in rows["changed_at"]],
-            "starts": rows["starts"],
-            "pid": rows["pid"],
-            "host": rows["host"],
-        }
-    )
 
 
 def _events(run: RunData) -> None:

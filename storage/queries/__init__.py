@@ -35,7 +35,6 @@ from storage.queries.processes import coordinator_status as coordinator_status
 from storage.queries.processes import events as events
 from storage.queries.processes import last_stacks as last_stacks
 from storage.queries.processes import process_health as process_health
-from storage.queries.processes import process_table as process_table
 from storage.queries.reward_models import WITHOUT_UPDATES as WITHOUT_UPDATES
 from storage.queries.reward_models import reward_model_curves as reward_model_curves
 from storage.queries.reward_models import reward_model_page as reward_model_page

@@ -38,14 +38,6 @@ _BY_THE_SUPERVISOR = ("supervisor", "dashboard")
 _SUPERVISOR_LEVELS = {"died": "warning", "restarted": "warning", "gave_up": "error"}
 
 
-def process_table(run_dir: Path) -> "pd.DataFrame":
-    """Processes: name, role, pid, host, state, detail, first_seen_at, changed_at, starts."""
-    reader = open_run(run_dir)
-    columns = [c for c in Process.__table__.columns if c.name != "run"]
-    query = select(*columns).where(Process.run == reader.key).order_by(Process.role, Process.name)
-    return reader.frame(query)
-
-
 def events(run_dir: Path, *, limit: int = 500, kind: str | None = None) -> "pd.DataFrame":
     """The newest events, newest first: at, level, kind, text.
 

@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from dashboard.components.tokens import COLOURINGS
 from dashboard.formatting import count, share
 from dashboard.reads import data
 from dashboard.views.learning import ARRAYS, CHARTS
-from dashboard.views.overview import process_rows
 from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
@@ -34,7 +32,7 @@ from storage.audit import audit_run
 from storage.queries import trajectory_index
 from storage.queries.trajectory_index import matching
 from storage.run_store import RunStore
-from tests.dashboard.odd_runs import evaluate
+from tests.dashboard.odd_runs import breathe, evaluate
 from tests.dashboard.scripted_run import EVALUATIONS, MARKUP, MARKUP_ID, make_config, write_run
 
 APP = Path(dashboard.__file__).parent / "app.py"
@@ -421,22 +419,11 @@ def test_a_live_run_shows_progress_and_heartbeats(
     open_page: Callable[..., AppTest], tmp_path: Path
 ) -> None:
     run = write_run(tmp_path, started=time.time() - 15, updates=3, roll_back_after=None, end=False)
+    breathe(run)
     test = open_page("overview", run).run()
     assert not test.exception
     assert "hr-pill live" in html_of(test)
     assert set(test.dataframe[0].value["state"]) == {"up"}
-
-
-def test_heartbeats_grow_older_while_nothing_is_written(run_dir: Path) -> None:
-    rows = queries.process_table(run_dir).assign(state="up")
-    ages: dict[str, float | None] = {"heartbeat/learner-0": 1.5}
-    line = queries.run_line(run_dir)
-    live = replace(line, status="training")
-    now = (line.started_at or 0) + line.wall_s + 10
-    shown = process_rows(rows, ages, live, now).set_index("process")
-    assert shown.loc["learner-0", "heartbeat"] == "11.5 s"
-    assert shown.loc["reward-0", "heartbeat"] == "-"
-    assert set(process_rows(rows, ages, line, now)["state"]) == {"ended"}
 
 
 def test_ranges_become_filters() -> None:

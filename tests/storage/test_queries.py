@@ -263,7 +263,7 @@ def test_a_judge_that_stays_away_is_an_alert(tmp_path: Path) -> None:
 
 
 def test_processes_and_evaluations(run_dir: Path) -> None:
-    (process,) = queries.process_table(run_dir).to_dict("records")
+    (process,) = queries.process_health(run_dir).to_dict("records")
     assert (process["name"], process["state"], process["starts"]) == ("generator-0", "up", 1)
     assert queries.evaluations(run_dir)[["label", "accuracy"]].to_numpy().tolist() == [
         ["after", 0.75]

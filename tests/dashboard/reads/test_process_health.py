@@ -152,6 +152,13 @@ def test_the_table_says_what_is_known_and_a_dash_for_the_rest() -> None:
     assert left["state"].tolist() == ["left behind", "lost", "left behind", "left behind"]
 
 
+def test_ages_grow_while_nothing_is_written() -> None:
+    rows = processes(reward_0={"heartbeat_s": None})
+    shown = health_rows(rows, look(line(), later=10.0)).set_index("process")
+    assert shown.loc["learner-0", "last heard"] == "10.4 s ago"
+    assert shown.loc["reward-0", "last heard"] == "-"
+
+
 def test_many_troubles_are_counted() -> None:
     rows = pd.concat(
         [processes().iloc[[1]].assign(name=f"generator-{i}", heartbeat_s=60.0) for i in range(7)]
