@@ -1,6 +1,6 @@
 """Checks of checkpoints, token diagnostics and token tables against the journal.
 
-In: a run's folder and the facts; for the tables that pages and exports show, a connection to
+In: a run's folder and the facts; for the tables that pages and exports show, a reader of
 their rows. Out: findings for images that are missing or damaged; for
 checkpoints that are missing, not whole or of another update; for
 trained windows whose diagnostics are missing, of another length, or without figures where tokens
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
@@ -31,6 +31,7 @@ from headrace.run_files.run_folder import (
 from headrace.run_files.update_log import FOLDER
 from storage.audit.findings import Findings, Kind
 from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
+from storage.database.reader import RunReader
 from storage.database.tables import Trajectory, Window
 from storage.journal.checkpoints import orphan_checkpoints
 from storage.journal.diagnostics import DiagnosticsReader, WindowKey
@@ -189,26 +190,25 @@ def _wrong(window: WindowFacts, kept: Array, seen: Any) -> str | None:
     return None
 
 
-def check_masks(
-    connection: Connection, run: int, journal: Path, facts: JournalFacts, findings: Findings
-) -> int:
+def check_masks(reader: RunReader, facts: JournalFacts, findings: Findings) -> int:
     """Compare the token tables of training trajectories; how many were."""
     query = (
         select(Trajectory.trajectory_id, Trajectory.last_offset)
-        .where(Trajectory.run == run, Trajectory.purpose == "train", Trajectory.length > 0)
+        .where(Trajectory.run == reader.key, Trajectory.purpose == "train", Trajectory.length > 0)
         .where(Trajectory.last_offset.is_not(None))
         .order_by(Trajectory.trajectory_id)
     )
-    rows = connection.execute(query).all()
+    rows = reader.rows(query)
     chosen = rows[:: max(1, -(-len(rows) // MAX_TOKEN_TABLES))]
     ids = np.array([row.trajectory_id for row in chosen], np.int64)
     windows: dict[int, list[Any]] = {int(key): [] for key in ids}
-    of_chosen = select(Window).where(Window.run == run, Window.trajectory_id.in_(ids.tolist()))
-    ordered = of_chosen.order_by(Window.window_id).with_only_columns(*Window.__table__.c)
-    for window in connection.execute(ordered):
+    of_chosen = (Window.run == reader.key, Window.trajectory_id.in_(ids.tolist()))
+    for window in reader.rows(
+        select(Window.__table__).where(*of_chosen).order_by(Window.window_id)
+    ):
         windows[window.trajectory_id].append(window)
     wanted = ResponseSelection(ids, np.array([row.last_offset for row in chosen], np.int64))
-    for key, response in read_responses(journal, wanted):
+    for key, response in read_responses(reader.journal, wanted):
         trajectory = facts.trajectories.get(key)
         if trajectory is None or len(response.token_ids) != trajectory.length:
             text = f"the table has {len(response.token_ids)} tokens"

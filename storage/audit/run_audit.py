@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from headrace.protocol.records.record_types import RECORD_FORMAT
 from headrace.run_files.run_folder import is_running
@@ -27,9 +27,9 @@ from storage.audit.journal_facts import JournalFacts
 from storage.audit.reading import JournalSurvey, UsableRecords, survey
 from storage.audit.recount import LedgerChecks, check_tokens, count, surplus
 from storage.audit.sequences import SequenceChecks
-from storage.audit.sql import SqlRowChecks, check_rows, moment
+from storage.audit.sql import check_facts, check_rows, moment
 from storage.audit.updates import UpdateChecks
-from storage.database.reader import check_formats, read_config
+from storage.database.reader import RunReader, check_formats, read_config
 from storage.database.tables import Projection
 from storage.journal.store import run_id_of
 
@@ -79,17 +79,15 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
             UpdateChecks(facts, findings),
             LedgerChecks(facts, findings, journal.figures_at),
         )
-        connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
-        projected = _projected(connection, run, journal, findings) if connection else -1
+        projected = -1 if sql is None else _projected(sql, journal, findings)
         journaled, reached = UsableRecords(run_dir / "journal", journal.end), 0
         for read in journaled:
             reached = read.offset + 1
             for each in checks:
                 each.check_record(read)
-            if connection is not None and reached == projected:
-                SqlRowChecks(connection, run, findings).compare(facts)
-                tables = check_masks(connection, run, run_dir / "journal", facts, findings)
-                looked_at["token_tables"] = tables
+            if sql is not None and reached == projected:
+                check_facts(sql, facts, findings)
+                looked_at["token_tables"] = check_masks(sql, facts, findings)
             if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
                 progress(reached, journal.end)
         if journaled.problem is not None:
@@ -125,10 +123,10 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
     )
 
 
-def _projected(connection: Connection, run: int, journal: JournalSurvey, findings: Findings) -> int:
+def _projected(reader: RunReader, journal: JournalSurvey, findings: Findings) -> int:
     """The offset up to which SQL has the journal."""
-    query = select(Projection.next_offset).where(Projection.run == run)
-    found: int = connection.execute(query).scalar_one()
+    query = select(Projection.next_offset).where(Projection.run == reader.key)
+    found: int = reader.value(query)
     if found > journal.end:
         text = f"has {found} records, and the journal {journal.end} that can be read"
         findings.add("sql", "projection", text)

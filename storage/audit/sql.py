@@ -1,6 +1,6 @@
 """Checks of SQL against the journal.
 
-`SqlRowChecks` compares rows with facts of the journal up to the offset that SQL has, which share no
+`check_facts` compares rows with facts of the journal up to the offset that SQL has, which share no
 code with the projection. `check_rows` projects the journal again, into a temporary file, and
 compares every row; `metric_info` comes from the code and not from the journal, and is left out.
 In: a reader that sees one moment of the database. Out: findings for a database whose structure is
@@ -9,7 +9,7 @@ damaged, and for every row that is missing, superfluous or has another value.
 
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -114,7 +114,7 @@ def _compare(table: Table, ours: RunReader, theirs: RunReader, findings: Finding
     rest = [c.name for c in table.c if c.name not in ("run", "id", "config", *keys)]
     names = [*keys, *rest]
     is_file = theirs.engine.dialect.name == "sqlite"
-    left, right = (_parts(table, names, keys, side, is_file) for side in (ours, theirs))
+    left, right = (_parts(table, names, keys, side, is_file=is_file) for side in (ours, theirs))
     for first, second in zip_longest(left, right):
         if first != second:  # hardly ever, and then row by row to the end
             mine, other = chain(first or [], *left), chain(second or [], *right)
@@ -138,7 +138,7 @@ def _tell(
 
 
 def _parts(
-    table: Table, names: list[str], keys: list[str], reader: RunReader, is_file: bool
+    table: Table, names: list[str], keys: Sequence[str], reader: RunReader, *, is_file: bool
 ) -> Iterator[list[_AnyRow]]:
     """Rows in batches, by their keys; in file order if both sides are files."""
     is_text = reader.engine.dialect.name == "postgresql"  # where each database has its own order
@@ -170,81 +170,53 @@ def _pairs(
 # -- against the facts -----------------------------------------------------------------------------
 
 
-class SqlRowChecks:
-    """The rows of one run."""
-
-    def __init__(self, connection: Connection, run: int, findings: Findings) -> None:
-        self._connection = connection
-        self._run = run
-        self._findings = findings
-
-    def compare(self, facts: JournalFacts) -> None:
-        """Look at all tables that say what the account says."""
-        self._rows(Trajectory, ("trajectory_id",), facts.trajectories, _trajectory_row)
-        self._rows(Window, ("window_id",), facts.windows, _window_row)
-        taken = {key: t for key, t in facts.trajectories.items() if t.value_moved}
-        self._rows(ValueUse, ("trajectory_id",), taken, _value_row)
-        self._rows(Update, ("lineage", "update"), facts.updates, partial(_row, names=_UPDATE))
-        self._rows(WeightVersion, ("version",), facts.published, _version_row)
-        self._rows(Checkpoint, ("offset",), facts.checkpoints, partial(_row, names=_CHECKPOINT))
-        self._rows(TokenLoss, ("generator", "reason"), facts.lost, lambda n: {"tokens": n})
-        for table, number in (
-            (Group, len(facts.groups)),
-            (Prompt, len(facts.prompts)),
-            (Evaluation, facts.evaluations),
-        ):
-            counted = select(func.count()).select_from(table)
-            query = counted.where(table.__table__.c.run == self._run)
-            rows = self._connection.execute(query).scalar_one()
-            if rows != number:
-                self._say(table, f"{rows} rows, and the journal has {number}")
-        about = select(Run.status, Run.lineage).where(Run.id == self._run)
-        run = self._connection.execute(about).one()
-        if tuple(run) != (facts.phase, facts.lineage):
-            text = f"{run.status}, lineage {run.lineage}; the journal: {facts.phase}"
-            self._say(Run, f"{text}, lineage {facts.lineage}")
-
-    def _say(self, table: type[Base], text: str) -> None:
-        self._findings.add("sql", table.__tablename__, text)
-
-    def _rows(
-        self,
-        table: type[Base],
-        keys: tuple[str, ...],
-        facts: Mapping[Any, Any],
-        row_of: Callable[[Any], SqlRow],
-    ) -> None:
-        """Compare each row with the one that `row_of` makes of the fact under its key, one at a
-        time, so that rows never fill the memory."""
-        columns = table.__table__.c
-        names = list(row_of(next(iter(facts.values())))) if facts else []
-        query = select(*(columns[name] for name in (*keys, *names))).where(columns.run == self._run)
-        seen = set()
-        for row in self._connection.execute(query.execution_options(yield_per=_AT_ONCE)):
-            key = row[0] if len(keys) == 1 else tuple(row[: len(keys)])
-            seen.add(key)
-            if key not in facts:
-                self._differ(table, key, "the journal has no such thing")
-                continue
-            made = zip(names, row[len(keys) :], row_of(facts[key]).values(), strict=True)
-            for column, value, wanted in made:
-                if _plain(value) != _plain(wanted):
-                    text = f"{column} is {value} and the journal says {wanted}"
-                    self._differ(table, key, text)
-        for key in sorted(facts.keys() - seen):
-            self._differ(table, key, "the row is missing")
-
-    def _differ(self, table: type[Base], key: Any, text: str) -> None:
-        parts = key if isinstance(key, tuple) else (key,)
-        name = f"{table.__tablename__} {', '.join(str(part) for part in parts)}"
-        self._findings.add("sql", name, text)
+def check_facts(reader: RunReader, facts: JournalFacts, findings: Findings) -> None:
+    """Compare all tables that say what the account says with the facts."""
+    compare = partial(_compare_facts, reader, findings)
+    compare(Trajectory, ("trajectory_id",), facts.trajectories, _trajectory_row)
+    compare(Window, ("window_id",), facts.windows, _window_row)
+    taken = {key: t for key, t in facts.trajectories.items() if t.value_moved}
+    compare(ValueUse, ("trajectory_id",), taken, _value_row)
+    compare(Update, ("lineage", "update"), facts.updates, partial(_row, names=_UPDATE))
+    compare(WeightVersion, ("version",), facts.published, _version_row)
+    compare(Checkpoint, ("offset",), facts.checkpoints, partial(_row, names=_CHECKPOINT))
+    compare(TokenLoss, ("generator", "reason"), facts.lost, lambda n: {"tokens": n})
+    for table, number in (
+        (Group, len(facts.groups)),
+        (Prompt, len(facts.prompts)),
+        (Evaluation, facts.evaluations),
+    ):
+        counted = select(func.count()).select_from(table)
+        rows = reader.value(counted.where(table.__table__.c.run == reader.key))
+        if rows != number:
+            text = f"{rows} rows, and the journal has {number}"
+            findings.add("sql", table.__tablename__, text)
+    (run,) = reader.rows(select(Run.status, Run.lineage).where(Run.id == reader.key))
+    if tuple(run) != (facts.phase, facts.lineage):
+        text = f"{run.status}, lineage {run.lineage}; the journal: {facts.phase}"
+        findings.add("sql", Run.__tablename__, f"{text}, lineage {facts.lineage}")
 
 
-def _plain(value: Any) -> Any:
-    """A form in which lists, tuples and what JSON made of them are equal."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+def _compare_facts(
+    reader: RunReader,
+    findings: Findings,
+    of: type[Base],
+    keys: Sequence[str],
+    facts: Mapping[Any, Any],
+    row_of: Callable[[Any], SqlRow],
+) -> None:
+    """Compare each row with the one that `row_of` makes of the fact under its key, one at a time,
+    so that rows never fill the memory."""
+    table, width = Base.metadata.tables[of.__tablename__], len(keys)
+    names = [*keys, *(list(row_of(next(iter(facts.values())))) if facts else [])]
+    made = (
+        (*(key if isinstance(key, tuple) else (key,)), *row_of(facts[key]).values())
+        for key in sorted(facts)
+    )
+    found = chain.from_iterable(_parts(table, names, keys, reader, is_file=False))
+    for mine, other in _pairs(made, found, width):
+        if mine != other:
+            _tell(table, names, width, mine, other, findings)
 
 
 def _row(fact: Any, names: tuple[str, ...]) -> SqlRow:

@@ -192,5 +192,5 @@ def test_another_fate_of_lines_in_sql_is_found(run_dir: Path) -> None:
         connection.execute(text("update trajectories set rewards = '[]'"))
     engine.dispose()
     found = [f.text for f in audit_run(run_dir).findings if f.kind == "sql"]
-    assert any("lines is scored and the journal says late" in line for line in found)
+    assert any("lines is 'scored' and the journal says 'late'" in line for line in found)
     assert any(line.startswith("rewards is []") for line in found)
