@@ -6,7 +6,6 @@ Pure.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -16,38 +15,23 @@ STEP = 0.05
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class Accuracies:
-    """Held-out accuracies of one run, and what a target cost.
+def accuracies(evaluations: pd.DataFrame, target: float) -> dict[str, float | None]:
+    """Held-out accuracies of one run, and what a target cost; None where nothing is known.
 
-    `best_update` is the first with the best accuracy; `tokens` (policy tokens trained), `seconds`
-    (of training) and `update` are those of the first evaluation at or above the target."""
-
-    first: float | None = None
-    best: float | None = None
-    best_update: int | None = None
-    last: float | None = None
-    update: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-
-
-def accuracies(evaluations: pd.DataFrame, target: float) -> Accuracies:
-    """The figures of one run's evaluations."""
+    first, best, at update (the first with the best accuracy), last; tokens (policy tokens trained)
+    and seconds (of training) of the first evaluation at or above the target."""
     known = _known(evaluations)
-    if not known:
-        return Accuracies()
-    best = max(known, key=lambda row: float(row["accuracy"]))
+    best = max(known, key=lambda row: float(row["accuracy"]), default={})
     reached = first_reaching(evaluations, target) or {}
-    return Accuracies(
-        first=float(known[0]["accuracy"]),
-        best=float(best["accuracy"]),
-        best_update=int(best["update"]),
-        last=float(known[-1]["accuracy"]),
-        update=reached.get("update"),
-        tokens=reached.get("trained_tokens"),
-        seconds=reached.get("train_time_s"),
-    )
+    ends = known or [{}]
+    return {
+        "first": ends[0].get("accuracy"),
+        "best": best.get("accuracy"),
+        "at update": best.get("update"),
+        "last": ends[-1].get("accuracy"),
+        "tokens": reached.get("trained_tokens"),
+        "seconds": reached.get("train_time_s"),
+    }
 
 
 def first_reaching(evaluations: pd.DataFrame, target: float) -> dict[str, Any] | None:

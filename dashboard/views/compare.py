@@ -329,27 +329,21 @@ def _differences(wanted: ChartChoice) -> None:
 
 def accuracy_rows(runs: Mapping[str, RunData], lines: Sequence[ComparedLine], target: float) -> Any:
     """A row for each run, line by line; `run` is a link to its overview."""
-    rows = []
-    for line in lines:
-        for member in line.members:
-            found = accuracies(runs[member.name].evaluations(), target)
-            rows.append(
-                {
-                    "run": f"overview?run={member.name}",
-                    "recipe": member.recipe,
-                    "seed": member.seed,
-                    "first": found.first,
-                    "best": found.best,
-                    "at update": found.best_update,
-                    "last": found.last,
-                    f"tokens to {share(target)}": found.tokens,
-                    f"training to {share(target)}": found.seconds,
-                }
-            )
-    frame = pd.DataFrame(rows).convert_dtypes()
+    rows = [
+        {
+            "run": f"overview?run={member.name}",
+            "recipe": member.recipe,
+            "seed": member.seed,
+            **accuracies(runs[member.name].evaluations(), target),
+        }
+        for line in lines
+        for member in line.members
+    ]
+    costs = {"tokens": f"tokens to {share(target)}", "seconds": f"training to {share(target)}"}
+    frame = pd.DataFrame(rows).rename(columns=costs).convert_dtypes()
     words: dict[Any, Any] = {"seed": count, "at update": count}
     words |= dict.fromkeys(["first", "best", "last"], share)
-    words |= {f"tokens to {share(target)}": count, f"training to {share(target)}": duration}
+    words |= {costs["tokens"]: count, costs["seconds"]: duration}
     return frame.style.format(words, na_rep="-")
 
 
