@@ -6,10 +6,11 @@ All pages show it alike, because such a run has no generators and no trajectorie
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from dashboard.charts.chart_spec import kept
-from dashboard.charts.figures import reliability_chart, series_chart
+from dashboard.charts.figures import reliability_chart, series_chart, thinned
 from dashboard.components import panels
 from dashboard.formatting import count, duration, number, share
 from dashboard.reads.data import POINTS, RunData
@@ -57,7 +58,7 @@ def render(run: RunData) -> None:
     summary = run.summary()
     _headline(summary)
     _figures(summary)
-    curves = run.read(queries.reward_model_curves, points=POINTS)
+    curves = run.throttled(queries.reward_model_curves)
     known = set(curves.dropna(subset=["value"])["name"])
     drawn = [chart for chart in CHARTS if known & set(chart[1])]
     cards = [partial(_card, run, curves, *chart) for chart in drawn]
@@ -115,8 +116,8 @@ def _card(
     run: RunData, curves: Any, title: str, names: tuple[str, ...], unit: str, caption: str
 ) -> None:
     found = curves[curves["name"].isin(names)].dropna(subset=["value"])
-    chart = None if found.empty else kept(series_chart, found, x="step", names=names, unit=unit)
-    panels.card(title, chart, caption)
+    lines = pd.concat(thinned(line, ["value"], POINTS) for _, line in found.groupby("name"))
+    panels.card(title, kept(series_chart, lines, x="step", names=names, unit=unit), caption)
 
 
 def _reliability(bins: list[dict[str, Any]]) -> None:

@@ -79,38 +79,19 @@ def reward_model_summary(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def reward_model_curves(run_dir: Path, points: int | None = None) -> "pd.DataFrame":
-    """Curves as columns x (step), name, value: `loss`, `grad_norm`, `lr`, `held_out/NAME`.
-
-    `points` bounds the rows of one name: of each stretch the extremes stay, and the first and last
-    of all."""
+def reward_model_curves(run_dir: Path) -> "pd.DataFrame":
+    """Curves as columns x (step), name, value: `loss`, `grad_norm`, `lr`, `held_out/NAME`."""
     import pandas as pd
 
     rows: list[tuple[int, str, float | None]] = []
     lines = list(read_lines(run_dir))
     steps = [line for line in lines if isinstance(line, StepLine)]
     for name in ("loss", "grad_norm", "lr"):
-        curve = [(step.step, getattr(step, name)) for step in steps]
-        rows += [(x, name, value) for x, value in _thinned(curve, points)]
+        rows += [(step.step, name, getattr(step, name)) for step in steps]
     for line in lines:
         if isinstance(line, EvaluationLine):
             rows += [(line.step, f"held_out/{k}", v) for k, v in line.figures.items()]
     return pd.DataFrame(rows, columns=["x", "name", "value"]).astype({"value": float})
-
-
-def _thinned(
-    line: list[tuple[int, float | None]], points: int | None
-) -> list[tuple[int, float | None]]:
-    """At most this many points of a line, including its extremes."""
-    if not points or len(line) <= points:
-        return line
-    size = -(-len(line) // max(1, (points - 2) // 2))
-    kept = {line[0], line[-1]}
-    for first in range(0, len(line), size):
-        known = [(x, value) for x, value in line[first : first + size] if value is not None]
-        if known:
-            kept |= {min(known, key=lambda p: p[1]), max(known, key=lambda p: p[1])}
-    return sorted(kept, key=lambda point: point[0])
 
 
 def reward_model_page(run_dir: Path) -> str | None:
