@@ -23,7 +23,7 @@ from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
-from storage.queries import RowPage, RunLine, StackDump, TrajectoryDetail
+from storage.queries import RowPage, RunLine, TrajectoryDetail
 from storage.queries.metrics import Axis
 
 T = TypeVar("T")
@@ -185,13 +185,11 @@ class RunData:
         stamp = f"{self.line.status} {self.line.lineage} {self.line.updates}"
         return self.throttled(queries.band_alerts, stamp=stamp)
 
-    def health(self) -> pd.DataFrame:
-        """One row a process, see `storage.queries.process_health`."""
-        return _health(self._at[0])
-
-    def stacks(self) -> dict[str, StackDump]:
-        """The last stack of each process that wrote one."""
-        return _stacks(self._at[0])
+    def fresh(self, ask: Callable[..., T], **how: Any) -> T:
+        """Result of a read of the folder that changes without a new record in the journal, such as
+        what the supervisor writes; about a second old at most."""
+        found: T = _fresh(self._at[0], ask.__name__, how, ask)
+        return found
 
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
@@ -207,10 +205,6 @@ class RunData:
         """`storage.queries.lives` of the last seconds; None: of the whole run."""
         stamp = self.picture(samples=True)[1] if seconds is None else ""
         return self.throttled(_lives, newest, seconds, stamp=stamp)
-
-    def events(self, limit: int) -> pd.DataFrame:
-        """Newest events. Those of the supervisor appear without a new record in the journal."""
-        return _events(self._at[0], limit)
 
     def dropped(self) -> dict[str, int]:
         """Dropped tokens by reason."""
@@ -245,14 +239,9 @@ def _read(
     return shown(_ask(Path(run_dir), *wanted, **how))
 
 
-@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
-def _health(run_dir: str) -> pd.DataFrame:
-    return shown(queries.process_health(Path(run_dir)))
-
-
-@st.cache_data(ttl=5 * _FRESH_S, max_entries=16, show_spinner=False)
-def _stacks(run_dir: str) -> dict[str, StackDump]:
-    return shown(queries.last_stacks(Path(run_dir)))
+@st.cache_data(ttl=_FRESH_S, max_entries=48, show_spinner=False)
+def _fresh(run_dir: str, name: str, how: dict[str, Any], _ask: Callable[..., Any]) -> Any:
+    return shown(_ask(Path(run_dir), **how))
 
 
 def _scorings(run_dir: Path, sources: tuple[str, ...], evaluation: int | None) -> Scorings:
@@ -270,11 +259,6 @@ def _lives(run_dir: Path, newest: int, seconds: float | None) -> pd.DataFrame:
 def _since(run_dir: Path, seconds: float | None) -> float | None:
     line = queries.run_line(run_dir)
     return None if seconds is None else (line.started_at or 0.0) + line.wall_s - seconds
-
-
-@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
-def _events(run_dir: str, limit: int) -> pd.DataFrame:
-    return shown(queries.events(Path(run_dir), limit=limit))
 
 
 @st.cache_data(max_entries=16, show_spinner=False)

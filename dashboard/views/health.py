@@ -35,7 +35,7 @@ def _body(run: RunData) -> None:
     panels.title(run, "Health")
     if run.line.sql:
         st.warning(literal_markdown(run.line.sql), icon=":material/database_off:")
-    rows, look = run.health(), snapshot(run)
+    rows, look = run.fresh(queries.process_health), snapshot(run)
     said, well = health_sentence(rows, look)
     if well:
         st.success(literal_markdown(said), icon=":material/check_circle:")
@@ -63,7 +63,7 @@ def snapshot(run: RunData) -> HealthSnapshot:
 
 
 def processes(run: RunData, rows: pd.DataFrame, look: HealthSnapshot) -> None:
-    """Draw the table of processes, whose rows are `RunData.health`."""
+    """Draw the table of processes, whose rows are those of `queries.process_health`."""
     if rows.empty:
         panels.empty(panels.awaited(run, "processes that say hello"))
         return
@@ -102,7 +102,7 @@ def _waits(run: RunData, look: HealthSnapshot) -> None:
 
 
 def _events(run: RunData) -> None:
-    rows = run.events(EVENTS)
+    rows = run.fresh(queries.events, limit=EVENTS)
     with panels.framed("What happened"):
         if rows.empty:
             panels.empty("Nothing so far.")
@@ -121,7 +121,7 @@ def _events(run: RunData) -> None:
 
 
 def _stacks(run: RunData) -> None:
-    found = run.stacks()
+    found = run.fresh(queries.last_stacks)
     with panels.framed("Last stacks"):
         if not found:
             panels.empty("No process wrote one: none failed, and none was asked what it was doing.")

@@ -62,7 +62,7 @@ def render(run: RunData) -> None:
     )
     left, right = st.columns(2)
     with left, panels.framed("Processes", height="stretch"):
-        processes(run, run.health(), snapshot(run))
+        processes(run, run.fresh(queries.process_health), snapshot(run))
     with right:
         _events(run)
     _others(run.line.run_dir.parent)
@@ -169,7 +169,7 @@ def _alerts(run: RunData) -> None:
 
 
 def _events(run: RunData) -> None:
-    rows = run.events(24)
+    rows = run.fresh(queries.events, limit=24)
     with panels.framed("What happened", height="stretch"):
         if rows.empty:
             panels.empty("Nothing so far.")
