@@ -63,13 +63,6 @@ def _kept(name: str, parts: tuple[Any, ...], options: dict[str, Any], _make: Any
     return spec_of(_make(*parts, **options))
 
 
-def draw(chart: Chart | Spec) -> None:
-    """Draw a chart, or one that was kept."""
-    spec = chart if isinstance(chart, dict) else spec_of(chart)
-    tables = {name: without_index(table) for name, table in spec["datasets"].items()}
-    st.vega_lite_chart({**spec, "datasets": tables}, width="stretch")
-
-
 def without_index(frame: pd.DataFrame) -> pa.Table:
     """The columns alone, without what tells pandas how to read them again."""
     return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()

@@ -288,18 +288,16 @@ def table(frame: pd.DataFrame, title: str) -> None:
     st.dataframe(chart_spec.without_index(frame), hide_index=True, width="stretch", alt=title)
 
 
-def draw(chart: Chart | Spec, title: str, words: str) -> None:
+def draw(chart: Spec, title: str, words: str) -> None:
     """A chart with a label that screen readers read."""
-    told = f"{title}. {words}"
-    if isinstance(chart, dict):
-        chart_spec.draw({**chart, "description": told})
-    else:
-        chart_spec.draw(chart.properties(description=told))
+    rows = {name: chart_spec.without_index(each) for name, each in chart["datasets"].items()}
+    told = {**chart, "datasets": rows, "description": f"{title}. {words}"}
+    st.vega_lite_chart(told, width="stretch")
 
 
 def card(
     title: str,
-    chart: Chart | Spec | None,
+    chart: Spec | None,
     caption: str,
     *,
     note: str = "",
