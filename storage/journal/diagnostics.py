@@ -28,7 +28,7 @@ from storage.journal.segments import (
     BatchPlace,
     SegmentWriter,
     check_format,
-    locate_batches,
+    read_frames,
     rows_before,
     segment_paths,
 )
@@ -150,11 +150,11 @@ def _located(folder: Path) -> list[LocatedBatch]:
         found = [located for located in known.found if located[0].path in unchanged]
         if len(same) < len(paths):
             first = max(0, rows_before(paths[len(same)])) if same else 0
-            found += [
-                (place, frozenset(zip(*(batch[name].to_pylist() for name in _UPDATE), strict=True)))
-                for place, batch in locate_batches(folder, first)
-                if place.path not in unchanged
-            ]
+            for frame in read_frames(folder, first):
+                if frame.path not in unchanged:
+                    updates = zip(*(frame.batch[name].to_pylist() for name in _UPDATE), strict=True)
+                    place = BatchPlace(frame.path, frame.position)
+                    found.append((place, frozenset(updates)))
         _INDEXES[folder] = _FolderIndex(stamps, found)
         if len(_INDEXES) > _INDEXED_FOLDERS:
             _INDEXES.popitem(last=False)

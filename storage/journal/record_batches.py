@@ -131,7 +131,7 @@ class SegmentWalk:
         is_sealed = rest.endswith(END_OF_STREAM)
         return "damaged" if is_sealed or next(_spans(rest), None) is not None else "torn"
 
-    def salvage(self, changed: list[pa.RecordBatch] | None = None) -> Iterator[pa.RecordBatch]:
+    def salvage(self, changed: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All batches that are whole by themselves, also behind damage.
 
         None where the schema is unreadable. `changed` takes the other readable ones."""
@@ -145,12 +145,10 @@ class SegmentWalk:
             with contextlib.suppress(*UNREADABLE):
                 batch, extra = _parse(schema, rest[position:end])
                 if _is_whole(rest[position:end], extra):
-                    if changed is not None:
-                        changed += _readable(schema, rest[behind:position])
+                    changed += _readable(schema, rest[behind:position])
                     yield batch
                     behind = end
-        if changed is not None:
-            changed += _readable(schema, rest[behind:])
+        changed += _readable(schema, rest[behind:])
 
     def _rest(self) -> bytes:
         with self.path.open("rb") as file:

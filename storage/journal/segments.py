@@ -164,12 +164,6 @@ def read_batches(
         yield frame.batch
 
 
-def locate_batches(folder: Path, first_row: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
-    """`read_batches` with the place of each batch, for `read_frame`."""
-    for frame in read_frames(folder, first_row):
-        yield BatchPlace(frame.path, frame.position), frame.batch
-
-
 def read_frames(
     folder: Path, first_row: int = 0, index: SegmentIndex | None = None
 ) -> Iterator[Frame]:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from headrace.protocol.records.record_types import BatchTaken
 from storage.journal import diagnostics
 from storage.journal.diagnostics import DiagnosticsReader, DiagnosticsWriter
-from storage.journal.segments import BatchPlace, locate_batches, segment_paths
+from storage.journal.record_batches import Frame
+from storage.journal.segments import read_frames, segment_paths
 from tests.storage.samples import commit, taken
 
 
@@ -44,11 +44,11 @@ def test_segments_that_stayed_are_not_read_again(
     more = write(tmp_path, 13, 1)
     asked: list[int] = []
 
-    def locate(folder: Path, first: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
+    def read(folder: Path, first: int = 0) -> Iterator[Frame]:
         asked.append(first)
-        yield from locate_batches(folder, first)
+        yield from read_frames(folder, first)
 
-    monkeypatch.setattr(diagnostics, "locate_batches", locate)
+    monkeypatch.setattr(diagnostics, "read_frames", read)
     assert set(DiagnosticsReader(tmp_path).read([*keys, *more])) == {*keys, *more}
     DiagnosticsReader(tmp_path)
     assert len(asked) == 1
