@@ -1,14 +1,13 @@
 """Advantages of tokens by the critic's values: GAE, EGAE at a cut, whitening.
 
 In: rewards, values and the windows they belong to. Out: one advantage per token, without gradient.
-Promises: an unfinished window has no terminal value of 0 unless configured; the packed form and the
-one-window form give the same bits; sums run in float64 whatever the inputs' type.
+Promises: an unfinished window has no terminal value of 0 unless configured; a window's advantages
+have the same bits in any pack; sums run in float64 whatever the inputs' type.
 
 Conventions: tokens t = 0..l-1 of a window; values[t] = V(s_t), the critic's output just before
 token t; V(s_l) is the state after the last one; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
 """
 
-from collections.abc import Sequence
 from typing import Literal, get_args, overload
 
 import torch
@@ -19,81 +18,10 @@ from learner.batching.segments import (
     discounted_suffix_sums,
     segment_ids,
     segment_lengths,
-    segments_of,
     tokens_left,
 )
 
 Boundary = Literal["copy", "bootstrap", "terminal", "outcome"]
-
-
-def gae(
-    rewards: Tensor | Sequence[float], values: Tensor | Sequence[float], *, gamma: float, lam: float
-) -> Tensor:
-    """Generalised advantages of one finished response.
-
-    A_t = sum_{k=0}^{T-t-1} (gamma lam)^k delta_{t+k},  V(s_T) = 0
-
-    Args:
-        rewards: [T] reward of each token. values: [T] V(s_t). gamma: discount, 0 to 1. lam: lambda,
-        0 to 1.
-
-    Returns:
-        [T] advantages in the type of `values` (float32 at least; float64 for plain lists).
-
-    Source: Schulman et al. 2015; VAPO. Nothing changed.
-    """
-    return egae(rewards, values, gamma=gamma, lam=lam, finished=True)
-
-
-def egae(
-    rewards: Tensor | Sequence[float],
-    values: Tensor | Sequence[float],
-    *,
-    gamma: float,
-    lam: float,
-    finished: bool,
-    boundary: Boundary = "copy",
-    bootstrap_value: float | Tensor | None = None,
-) -> Tensor:
-    """Extended GAE of one window that may be cut in the middle of a response.
-
-    A_t = sum_{k=0}^{l-t-1} (gamma lam)^k delta_{t+k}, where V(s_l) is
-        0 if the response finished (then this is `gae`), else by `boundary`:
-        copy       V(s_{l-1}), so the last term is r_{l-1} + (gamma - 1) V(s_{l-1})
-        bootstrap  `bootstrap_value`, the critic's V(s_l)
-        terminal   0, which wrongly punishes cuts; for ablation only
-        outcome    `bootstrap_value`, the return that came; V(s_{l-1}) where it is not given or NaN
-
-    Args:
-        rewards: [T] reward of each token of the window. values: [T] V(s_t). gamma: discount, 0 to
-        1. lam: lambda, 0 to 1. finished: True if the response ends with this window (end token or
-        length cap). boundary: what V(s_l) is at a cut. bootstrap_value: V(s_l), needed for
-        "bootstrap" where the window is cut.
-
-    Returns:
-        [T] advantages in the type of `values` (float32 at least; float64 for plain lists).
-
-    Raises:
-        ValueError: shapes differ, gamma or lam outside [0, 1], or the bootstrap value is missing.
-
-    Source: T-PPO Eq. 6. Changed: `boundary` is a switch, and the closing term is right for
-    gamma below 1. The reward of the last token is kept (KL in the reward needs it).
-    """
-    r, v = _vector(rewards), _vector(values)
-    if r.ndim != 1 or r.shape != v.shape:
-        raise ValueError(
-            f"rewards and values must both be [T], got {tuple(r.shape)} and {tuple(v.shape)}"
-        )
-    if not 0.0 <= lam <= 1.0:
-        raise ValueError(f"lam must lie in [0, 1], got {lam}")
-    bootstrap = None
-    if bootstrap_value is not None:
-        bootstrap = torch.as_tensor(bootstrap_value, dtype=torch.float64, device=v.device)
-        bootstrap = bootstrap.reshape(1)
-    window = segments_of(
-        [v.numel()], finished=[finished], lam=lam, bootstrap_value=bootstrap, device=v.device
-    )
-    return packed_egae(r, v, window, gamma=gamma, boundary=boundary)
 
 
 def packed_egae(
@@ -104,18 +32,29 @@ def packed_egae(
     gamma: float,
     boundary: Boundary = "copy",
 ) -> Tensor:
-    """`egae` on every window of a pack, each with its own lambda and its own end.
+    """Extended GAE of windows that may be cut in the middle of a response.
+
+    A_t = sum_{k=0}^{l-t-1} (gamma lam)^k delta_{t+k}, where V(s_l) is
+        0 if the response finished (then this is GAE), else by `boundary`:
+        copy       V(s_{l-1}), so the last term is r_{l-1} + (gamma - 1) V(s_{l-1})
+        bootstrap  the segment's `bootstrap_value`, the critic's V(s_l)
+        terminal   0, which wrongly punishes cuts; for ablation only
+        outcome    `bootstrap_value`, the return that came; V(s_{l-1}) where it is not given or NaN
 
     Args:
-        rewards: [T] reward of each token. values: [T] V(s_t). segments: where windows begin;
-        `finished`, `lam` and `bootstrap_value` are read. gamma: discount, 0 to 1. boundary: what
-        V(s_l) is at a cut; see `egae`.
+        rewards: [T] reward of each token. values: [T] V(s_t). segments: the windows, each with its
+        own lambda and its own end (end token or length cap); `finished`, `lam` and
+        `bootstrap_value` are read. gamma: discount, 0 to 1. boundary: what V(s_l) is at a cut.
 
     Returns:
         [T] advantages in the type of `values` (float32 at least).
 
     Raises:
-        ValueError: as `egae`, or the pack's tokens do not match its segments.
+        ValueError: tokens differ, gamma outside [0, 1], or a bootstrap value is missing.
+
+    Source: T-PPO Eq. 6; GAE: Schulman et al. 2015, VAPO. Changed: `boundary` is a switch,
+    and the closing term is right for gamma below 1. The reward of the last token is kept (KL in the
+    reward needs it).
     """
     with torch.no_grad():
         if boundary not in get_args(Boundary):
@@ -237,9 +176,3 @@ def whiten(
         if clamp is not None:
             white = white.clamp(min=-clamp, max=clamp)
         return torch.where(mask, white, 0.0).to(advantages.dtype)
-
-
-def _vector(x: Tensor | Sequence[float]) -> Tensor:
-    if isinstance(x, Sequence):
-        return torch.tensor(x, dtype=torch.float64)
-    return torch.as_tensor(x)
