@@ -35,13 +35,6 @@ class Ratio(NamedTuple):
     over_cap: Tensor
 
 
-class ImportanceWeights(NamedTuple):
-    """Importance weights [T] without gradient, and a mask [T] of capped ones."""
-
-    weight: Tensor
-    over_cap: Tensor
-
-
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     """[T] log numerator - log denominator on the mask, 0 elsewhere, within [-20, 20].
 
@@ -59,28 +52,6 @@ def behaviour_ratio(new: Tensor, behaviour: Tensor, mask: Tensor) -> Ratio:
     return Ratio(log_r, mask.to(log_r.dtype), torch.zeros_like(mask))
 
 
-def decoupled_ratio(
-    new: Tensor,
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    *,
-    cap: float,
-    over_cap: OverCap = "clamp",
-) -> Ratio:
-    """r = pi_new / pi_proximal, weight = pi_proximal / pi_behaviour, capped.
-
-    Args:
-        new, proximal, behaviour: [T] logprobs. mask: [T] bool, the tokens that train. cap: largest
-        weight C. over_cap: "clamp" cuts a larger weight to C, "mask" drops the token.
-
-    Source: decoupled PPO, Hilton et al. 2110.00641; AReaL 2505.24298. With proximal = behaviour
-    it is `behaviour_ratio`. Token-level TIS (Yao et al. 2025) is the same formula with another
-    reading: there the two logprobs differ by the engine, here by age.
-    """
-    return tis_ratio(new, proximal, behaviour, mask, cap=cap, over_cap=over_cap)
-
-
 def tis_ratio(
     new: Tensor,
     proximal: Tensor,
@@ -89,57 +60,35 @@ def tis_ratio(
     *,
     cap: float,
     over_cap: OverCap = "clamp",
-    level: Literal["token", "sequence"] = "token",
     segment_ids: Tensor | None = None,
-    num_segments: int | None = None,
+    num_segments: int = 0,
 ) -> Ratio:
     """r = pi_new / pi_proximal, weight = pi_proximal / pi_behaviour, truncated.
 
     Args:
-        new, proximal, behaviour: [T] logprobs; proximal by the learner, behaviour by the sampler.
-        mask: [T] bool, the tokens that train. cap: largest weight C (token 1.5 to 5, sequence 2 to
-        10). over_cap: "clamp" is TIS, "mask" drops what is over the cap (MIS). level: "sequence"
-        gives each token the product over its whole sequence; it is meaningful only if a segment is
-        a whole response. segment_ids, num_segments: [T] and S, needed for "sequence".
+        new, proximal, behaviour: [T] logprobs. mask: [T] bool, the tokens that train. cap: largest
+        weight C (token 1.5 to 5, sequence 2 to 10). over_cap: "clamp" cuts a larger weight to C
+        (TIS), "mask" drops what is over the cap (MIS). segment_ids, num_segments: [T] and S; then
+        each token has the product over its whole sequence's masked tokens, whose summed log ratio
+        is clipped to [-20, 20] like a token's. That is meaningful only if a segment is a whole
+        response. None: each token has a weight of its own.
 
-    Source: truncated importance sampling, Yao et al. 2025.
+    Source: truncated importance sampling, Yao et al. 2025, where proximal (the learner's) and
+    behaviour (the sampler's) differ by the engine. Decoupled PPO (Hilton et al. 2110.00641; AReaL
+    2505.24298) is the same formula by tokens with another reading: there they differ by age. With
+    proximal = behaviour it is `behaviour_ratio`.
     """
     log_r = log_ratio(new, proximal.detach(), mask)
-    if level == "token":
-        return Ratio(log_r, *token_weights(proximal, behaviour, mask, cap=cap, over_cap=over_cap))
-    if segment_ids is None or num_segments is None:
-        raise ValueError("sequence-level weights need segment_ids and num_segments")
-    weights = sequence_weights(
-        proximal, behaviour, mask, segment_ids, num_segments, cap=cap, over_cap=over_cap
-    )
-    return Ratio(log_r, *weights)
-
-
-def token_weights(
-    proximal: Tensor, behaviour: Tensor, mask: Tensor, *, cap: float, over_cap: OverCap = "clamp"
-) -> ImportanceWeights:
-    """w_t = min(rho_t, C), or rho_t if <= C, else 0; rho_t = proximal / behaviour."""
     with torch.no_grad():
-        return _capped(log_ratio(proximal, behaviour, mask).exp(), mask, cap, over_cap)
-
-
-def sequence_weights(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    segment_ids: Tensor,
-    num_segments: int,
-    *,
-    cap: float,
-    over_cap: OverCap = "clamp",
-) -> ImportanceWeights:
-    """`token_weights` with rho = prod_t rho_t over a sequence's masked tokens.
-
-    The summed log ratio is clipped to [-20, 20] like a token's."""
-    with torch.no_grad():
-        log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
-        rho = log_rho.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND).exp().to(proximal.dtype)
-        return _capped(rho[segment_ids], mask, cap, over_cap)
+        log_rho = log_ratio(proximal, behaviour, mask)
+        rho = log_rho.exp()
+        if segment_ids is not None:
+            whole = segment_sums(log_rho, segment_ids, num_segments)
+            whole = whole.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
+            rho = whole.exp().to(proximal.dtype)[segment_ids]
+        over = mask & (rho > cap)
+        weight = rho.clamp(max=cap) if over_cap == "clamp" else torch.where(over, 0.0, rho)
+        return Ratio(log_r, torch.where(mask, weight, 0.0), over)
 
 
 def geometric_filter(
@@ -189,9 +138,3 @@ def interpolation_alpha(versions: Tensor, *, learner_version: int) -> Tensor:
     """[T] float: the proximal version, between the sampler's (0) and learner's (1)."""
     lag = learner_version - versions
     return torch.where(lag > 0, (lag - 1) / lag, 0.0)
-
-
-def _capped(rho: Tensor, mask: Tensor, cap: float, over_cap: OverCap) -> ImportanceWeights:
-    over = mask & (rho > cap)
-    weight = rho.clamp(max=cap) if over_cap == "clamp" else torch.where(over, 0.0, rho)
-    return ImportanceWeights(torch.where(mask, weight, 0.0), over)

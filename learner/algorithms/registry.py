@@ -57,7 +57,6 @@ from learner.algorithms.policy_losses import (
 from learner.algorithms.ratios import (
     Ratio,
     behaviour_ratio,
-    decoupled_ratio,
     geometric_filter,
     interpolated_proximal,
     tis_ratio,
@@ -372,16 +371,14 @@ def _decoupled(x: LossInputs, *, config: DecoupledRatioConfig) -> Ratio:
         proximal = interpolated_proximal(
             x.start, x.behaviour, x.versions, learner_version=x.learner_version
         )
-    return decoupled_ratio(
-        x.new, proximal, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap
-    )
+    return tis_ratio(x.new, proximal, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap)
 
 
 def _tis(x: LossInputs, *, config: TisRatioConfig) -> Ratio:
     ids, samples = x.segment_ids, x.segment_tokens.numel()
     ratio = tis_ratio(
         x.new, x.start, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap,
-        level=config.level, segment_ids=ids, num_segments=samples,
+        segment_ids=ids if config.level == "sequence" else None, num_segments=samples,
     )  # fmt: skip
     if config.geometric_filter is None:
         return ratio

@@ -4,7 +4,7 @@ One function at a time; `test_update_twin` has the loss of a whole update.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,13 +15,7 @@ from torch import Tensor
 from learner.algorithms.aggregation import fixed_length_weights, token_mean_weights, weighted_sum
 from learner.algorithms.penalties import positive_likelihood
 from learner.algorithms.policy_losses import clipped_surrogate
-from learner.algorithms.ratios import (
-    decoupled_ratio,
-    geometric_filter,
-    interpolated_proximal,
-    sequence_weights,
-    tis_ratio,
-)
+from learner.algorithms.ratios import geometric_filter, interpolated_proximal, tis_ratio
 from tests.learner import reference
 from tests.learner.algorithms.test_advantages import close, f64
 
@@ -52,19 +46,17 @@ def gradient(loss: Any, x: Tensor) -> Tensor:
     return torch.autograd.grad(loss + 0 * x.sum(), x)[0]
 
 
-@given(responses, caps, over_caps, st.sampled_from([decoupled_ratio, tis_ratio]))
+@given(responses, caps, over_caps)
 @settings(max_examples=60, deadline=None)
 def test_decoupled_and_tis_loss(
     pack: list[list[tuple[float, ...]]],
     cap: float,
     over_cap: Literal["clamp", "mask"],
-    function: Callable[..., Any],
 ) -> None:
-    """Token-level: both names are the same formula."""
     new, proximal, behaviour, a, _ = columns(pack)
     mine, slow = new.clone().requires_grad_(), new.clone().requires_grad_()
     everything = torch.ones_like(new, dtype=torch.bool)
-    ratio = function(mine, proximal, behaviour, everything, cap=cap, over_cap=over_cap)
+    ratio = tis_ratio(mine, proximal, behaviour, everything, cap=cap, over_cap=over_cap)
     surrogate = clipped_surrogate(
         ratio.log_ratio, a, clip_low=LOW, clip_high=HIGH, dual_clip=DUAL
     ).loss
@@ -89,7 +81,10 @@ def test_sequence_weights_and_geometric_filter(
 ) -> None:
     _, old, mu, _, ids = columns(pack)
     everything = torch.ones_like(ids, dtype=torch.bool)
-    made = sequence_weights(old, mu, everything, ids, len(pack), cap=cap, over_cap=over_cap)
+    made = tis_ratio(
+        old, old, mu, everything,
+        cap=cap, over_cap=over_cap, segment_ids=ids, num_segments=len(pack),
+    )  # fmt: skip
     kept = geometric_filter(old, mu, everything, ids, len(pack), low=0.5, high=1.5)
     for i, response in enumerate(pack):
         ours, theirs = [x[1] for x in response], [x[2] for x in response]

@@ -1,8 +1,7 @@
 """Ratios and importance weights: decoupled PPO, TIS, MIS, interpolation."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -11,23 +10,18 @@ from hypothesis import strategies as st
 
 from learner.algorithms.policy_losses import clipped_surrogate
 from learner.algorithms.ratios import (
-    Ratio,
     behaviour_ratio,
-    decoupled_ratio,
     geometric_filter,
     interpolated_proximal,
     interpolation_alpha,
     log_ratio,
-    sequence_weights,
     tis_ratio,
-    token_weights,
 )
 from tests.learner.algorithms.test_advantages import close, f64
 
 ALL = torch.ones(1, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("function", [decoupled_ratio, tis_ratio])
 @pytest.mark.parametrize(
     ("theta", "prox", "behaviour", "advantage", "cap", "expected"),
     [
@@ -40,7 +34,6 @@ ALL = torch.ones(1, dtype=torch.bool)
     ],
 )
 def test_decoupled_loss_of_one_token(
-    function: object,
     theta: float,
     prox: float,
     behaviour: float,
@@ -49,7 +42,7 @@ def test_decoupled_loss_of_one_token(
     expected: float,
 ) -> None:
     new, proximal, mu = (f64([math.log(p)]) for p in (theta, prox, behaviour))
-    ratio = function(new, proximal, mu, ALL, cap=cap)  # type: ignore[operator]
+    ratio = tis_ratio(new, proximal, mu, ALL, cap=cap)
     loss = clipped_surrogate(ratio.log_ratio, f64([advantage]), clip_low=0.2, clip_high=0.28).loss
     close(ratio.weight * loss, [expected], atol=1e-12)
     assert ratio.over_cap.item() is (cap == 2.0)
@@ -58,21 +51,20 @@ def test_decoupled_loss_of_one_token(
 def test_decoupled_with_proximal_equal_to_behaviour_is_ppo() -> None:
     new, mu = f64([-1.0, -0.5]), f64([-1.2, -0.1])
     mask = torch.tensor([True, True])
-    plain, decoupled = behaviour_ratio(new, mu, mask), decoupled_ratio(new, mu, mu, mask, cap=2.0)
+    plain, decoupled = behaviour_ratio(new, mu, mask), tis_ratio(new, mu, mu, mask, cap=2.0)
     assert torch.equal(plain.log_ratio, decoupled.log_ratio)
     assert torch.equal(plain.weight, decoupled.weight)
     assert plain.weight.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("kind", ["behaviour", "decoupled", "tis"])
+@pytest.mark.parametrize("kind", ["behaviour", "tis"])
 def test_only_new_logprobs_get_a_gradient_and_only_inside_the_mask(kind: str) -> None:
     new, prox, mu = (torch.full((3,), -1.0, requires_grad=True) for _ in range(3))
     mask = torch.tensor([True, False, True])
     if kind == "behaviour":
         ratio = behaviour_ratio(new, mu, mask)
     else:
-        chosen = decoupled_ratio if kind == "decoupled" else tis_ratio
-        ratio = chosen(new, prox, mu, mask, cap=2.0)
+        ratio = tis_ratio(new, prox, mu, mask, cap=2.0)
     torch.autograd.backward((ratio.weight * ratio.log_ratio.exp()).sum())
     assert new.grad is not None
     assert new.grad.tolist() == [1.0, 0.0, 1.0]
@@ -84,7 +76,7 @@ def test_what_lies_outside_the_mask_is_not_read() -> None:
     nan = float("nan")
     new = torch.tensor([-1.0, nan], requires_grad=True)
     mask = torch.tensor([True, False])
-    ratio = decoupled_ratio(new, torch.tensor([-1.0, nan]), torch.tensor([-1.5, nan]), mask, cap=2)
+    ratio = tis_ratio(new, torch.tensor([-1.0, nan]), torch.tensor([-1.5, nan]), mask, cap=2)
     torch.autograd.backward((ratio.weight * ratio.log_ratio.exp()).sum())
     assert ratio.log_ratio.tolist() == [0.0, 0.0]
     assert ratio.weight[1] == 0.0
@@ -93,7 +85,7 @@ def test_what_lies_outside_the_mask_is_not_read() -> None:
 
 
 def test_a_nan_inside_the_mask_stays_visible() -> None:
-    ratio = decoupled_ratio(f64([-1.0]), f64([-1.0]), f64([float("nan")]), ALL, cap=2.0)
+    ratio = tis_ratio(f64([-1.0]), f64([-1.0]), f64([float("nan")]), ALL, cap=2.0)
     assert ratio.weight.isnan().all()
 
 
@@ -109,7 +101,7 @@ def test_token_weights(over_cap: Literal["clamp", "mask"], expected: list[float]
     behaviour = f64([0.2, 0.2, 0.1, 0.1]).log()
     proximal = behaviour + f64([0.5, 2.0, 4.0, 4.0]).log()
     mask = torch.tensor([True, True, True, False])
-    made = token_weights(proximal, behaviour, mask, cap=2.0 + 1e-9, over_cap=over_cap)
+    made = tis_ratio(proximal, proximal, behaviour, mask, cap=2.0 + 1e-9, over_cap=over_cap)
     close(made.weight, expected, atol=1e-8)
     assert made.over_cap.tolist() == [False, False, True, False]
 
@@ -121,51 +113,40 @@ def test_sequence_weights_are_products_over_the_masked_tokens(
     log_rho = f64([1.5, 2.0, 9.0, 2.0, 2.0, 2.0]).log()
     ids = torch.tensor([0, 0, 0, 1, 1, 1])
     mask = torch.tensor([True, True, False, True, True, True])
-    made = sequence_weights(
-        log_rho, torch.zeros(6).double(), mask, ids, 2, cap=5, over_cap=over_cap
-    )
-    close(made.weight, [3.0, 3.0, 0.0, second, second, second], atol=1e-12)
-    assert made.over_cap.tolist() == [False] * 3 + [True] * 3
-    ratio = tis_ratio(
+    made = tis_ratio(
         log_rho,
         log_rho,
         torch.zeros(6).double(),
         mask,
         cap=5,
         over_cap=over_cap,
-        level="sequence",
         segment_ids=ids,
         num_segments=2,
     )
-    assert torch.equal(ratio.weight, made.weight)
-    partial: list[dict[str, Any]] = [{}, {"segment_ids": ids}, {"num_segments": 2}]
-    for known in partial:
-        with pytest.raises(ValueError, match="segment_ids"):
-            tis_ratio(log_rho, log_rho, log_rho, mask, cap=5, level="sequence", **known)
+    close(made.weight, [3.0, 3.0, 0.0, second, second, second], atol=1e-12)
+    assert made.over_cap.tolist() == [False] * 3 + [True] * 3
 
 
 @pytest.mark.parametrize(("over_cap", "largest"), [("clamp", 5.0), ("mask", 0.0)])
-@pytest.mark.parametrize("function", [decoupled_ratio, tis_ratio])
 def test_a_tokens_weight_over_the_cap_is_cut_or_dropped(
-    function: Callable[..., Ratio], over_cap: str, largest: float
+    over_cap: Literal["clamp", "mask"], largest: float
 ) -> None:
     """rho = 2, 5 (the cap itself, which is not over it) and 8."""
     behaviour = torch.zeros(3).double()
     proximal = f64([2.0, 5.0, 8.0]).log()
     mask = torch.ones(3, dtype=torch.bool)
     cap = proximal.exp()[1].item()
-    made = function(proximal, proximal, behaviour, mask, cap=cap, over_cap=over_cap)
+    made = tis_ratio(proximal, proximal, behaviour, mask, cap=cap, over_cap=over_cap)
     close(made.weight, [2.0, 5.0, largest], atol=1e-12)
     assert made.over_cap.tolist() == [False, False, True]
 
 
-def test_the_product_over_a_long_sequence_does_not_overflow() -> None:
-    log_rho = torch.full((5000,), 1.0)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_product_over_a_long_sequence_does_not_overflow(sign: float) -> None:
+    log_rho, zeros = torch.full((5000,), sign), torch.zeros(5000)
     ids = torch.zeros(5000, dtype=torch.int64)
-    made = sequence_weights(log_rho, torch.zeros(5000), ids == 0, ids, 1, cap=1e12)
-    assert made.weight[0].item() == pytest.approx(math.exp(20.0), rel=1e-6)
-    made = sequence_weights(-log_rho, torch.zeros(5000), ids == 0, ids, 1, cap=1e12)
-    assert made.weight[0].item() == pytest.approx(math.exp(-20.0), rel=1e-6)
+    made = tis_ratio(log_rho, log_rho, zeros, ids == 0, cap=1e12, segment_ids=ids, num_segments=1)
+    assert made.weight[0].item() == pytest.approx(math.exp(sign * 20.0), rel=1e-6)
 
 
 def test_geometric_filter_judges_the_mean_of_each_sequence() -> None:
@@ -210,9 +191,9 @@ def test_token_weights_equal_one_by_one(
 ) -> None:
     proximal, behaviour = f64([t[0] for t in tokens]), f64([t[1] for t in tokens])
     mask = torch.tensor([t[2] for t in tokens])
-    made = token_weights(proximal, behaviour, mask, cap=cap)
+    made = tis_ratio(proximal, proximal, behaviour, mask, cap=cap)
     close(made.weight, [min(math.exp(p - b), cap) if m else 0.0 for p, b, m in tokens], atol=1e-12)
-    dropped = token_weights(proximal, behaviour, mask, cap=cap, over_cap="mask")
+    dropped = tis_ratio(proximal, proximal, behaviour, mask, cap=cap, over_cap="mask")
     expected = [math.exp(p - b) if m and math.exp(p - b) <= cap else 0.0 for p, b, m in tokens]
     close(dropped.weight[~made.over_cap], f64(expected)[~made.over_cap].tolist(), atol=1e-12)
     assert not dropped.weight[made.over_cap].any()

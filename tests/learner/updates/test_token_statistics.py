@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headrace.metrics.registry import METRICS
 from learner.algorithms.policy_losses import clipped_surrogate
-from learner.algorithms.ratios import behaviour_ratio, decoupled_ratio
+from learner.algorithms.ratios import behaviour_ratio, tis_ratio
 from learner.batching.segments import Segments, segments_of
 from learner.updates.token_statistics import (
     Tally,
@@ -40,7 +40,7 @@ def random_window(n: int, seed: int) -> dict[str, Tensor]:
 
 
 def tally_all(x: dict[str, Tensor], segments: Segments) -> Tally:
-    ratio = decoupled_ratio(x["new"], x["proximal"], x["behaviour"], x["mask"], cap=2.0)
+    ratio = tis_ratio(x["new"], x["proximal"], x["behaviour"], x["mask"], cap=2.0)
     loss = clipped_surrogate(
         ratio.log_ratio, x["advantages"], clip_low=0.2, clip_high=0.28, dual_clip=3.0
     )
@@ -152,7 +152,7 @@ def test_weight_figures() -> None:
     rho = [0.4, 1.0, 3.0, 6.0, 100.0]
     proximal, behaviour = f64(rho).log(), torch.zeros(5, dtype=torch.float64)
     mask = torch.tensor([True] * 4 + [False])
-    ratio = decoupled_ratio(proximal, proximal, behaviour, mask, cap=2.0)
+    ratio = tis_ratio(proximal, proximal, behaviour, mask, cap=2.0)
     made = finalise(tally_weights(ratio, proximal, behaviour, mask))
     assert made == pytest.approx(
         {
@@ -167,7 +167,7 @@ def test_weight_figures() -> None:
             "rollout/weight_below_1_over_5": 0.0,
         }
     )
-    masked = decoupled_ratio(proximal, proximal, behaviour, mask, cap=2.0, over_cap="mask")
+    masked = tis_ratio(proximal, proximal, behaviour, mask, cap=2.0, over_cap="mask")
     assert finalise(tally_weights(masked, proximal, behaviour, mask))[
         "rollout/weight_dropped"
     ] == pytest.approx(0.5)
