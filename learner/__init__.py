@@ -10,7 +10,7 @@ and floats, and know neither DeepSpeed nor configuration. To read it, in this or
     algorithms/ratios              the policy's ratios, and weights of stale tokens
     algorithms/fire                loss corrections for hot first tokens of FIRE sampling
     algorithms/policy_losses       the clipped surrogate; squared error of values, clipped or not
-    algorithms/penalties           KL, entropy, likelihood of right answers, overlong penalty
+    algorithms/penalties           KL, entropy, overlong penalty
     algorithms/aggregation         from token losses to one number that no split changes
     updates/token_statistics       sums to be added over micro-batches and ranks
     updates/token_statistics_table the formula of each figure from the sums

@@ -63,19 +63,6 @@ def token_entropy(log_p: Tensor) -> Tensor:
     return -(log_p.exp() * finite).sum(dim=-1)
 
 
-def entropy_bonus(entropy: Tensor) -> Tensor:
-    """[T] -H, so that more entropy means less loss."""
-    return -entropy
-
-
-def positive_likelihood(new: Tensor) -> Tensor:
-    """[T] -log pi_new, to be averaged over all tokens of the batch's right answers.
-
-    L = -1 / (sum over right answers of |o_i|) * sum sum log pi; 0 if there is none (the result of
-    `aggregation` for an empty mask). Source: VAPO Eq. 9-10, weight 0.1."""
-    return -new
-
-
 def overlong_penalty(
     lengths: Tensor, *, max_length: int, cache: int, factor: float = 1.0
 ) -> Tensor:

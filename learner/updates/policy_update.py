@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headrace.protocol.messages.control import Batch
 from learner.algorithms.aggregation import token_mean_weights, weighted_sum
-from learner.algorithms.penalties import entropy_bonus, positive_likelihood
 from learner.algorithms.policy_losses import LossInputs, PolicyLoss
 from learner.algorithms.ratios import Ratio, log_ratio
 from learner.algorithms.registry import Algorithm
@@ -67,11 +66,11 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> tuple[Tensor, LossTe
     loss = weighted_sum(ratio.weight * surrogate.loss, weights)
     if algorithm.entropy_coef:
         share = x.weights * token_mean_weights(x.mask, global_tokens=x.all_tokens)
-        loss = loss + algorithm.entropy_coef * weighted_sum(entropy_bonus(x.entropy), share)
+        loss = loss + algorithm.entropy_coef * weighted_sum(-x.entropy, share)
     if algorithm.positive_nll_coef:
+        # Over all tokens of the batch's right answers, 0 without any: VAPO Eq. 9-10, weight 0.1.
         share = token_mean_weights(x.right, global_tokens=x.all_right)
-        likelihood = weighted_sum(positive_likelihood(x.new), share)
-        loss = loss + algorithm.positive_nll_coef * likelihood
+        loss = loss + algorithm.positive_nll_coef * weighted_sum(-x.new, share)
     if algorithm.kl is not None and not algorithm.kl.in_reward:
         divergence = algorithm.kl.estimate(x.new, x.reference)
         loss = loss + weighted_sum(x.kl_coef * divergence, weights)
