@@ -2,14 +2,14 @@
 
 A hot token was drawn from q and not from the policy pi. In: streams of the trained tokens [T]: loss
 weights, behaviour logprobs (log q at hot tokens), logprobs under the weights of the update's start,
-and which tokens are hot. Out: the loss weights and behaviour logprobs that express one of three
-corrections. Promises: tokens that are not hot stay as they are, to the bit; a token without weight
-gets none; no gradient flows.
+and which tokens are hot. Out: the loss weights and behaviour logprobs that express a correction.
+Promises: tokens that are not hot stay as they are, to the bit; a token without weight gets none; no
+gradient flows.
 
 A hot token's loss would be right with the importance weight pi / q, which can be large:
 
     correction    loss weight               behaviour logprob
-    mask          0                         log q, as it was
+    mask          0, as the batch has it    log q, as it was
     ratio         weight min(pi / q, cap)   log pi at the update's start
     recompute     weight                    log pi at the update's start (pi / q taken as 1: biased)
 
@@ -18,26 +18,14 @@ logprob as well it would count twice, and PPO's clip, which is made for small st
 would cut off the gradient of nearly every hot token.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from learner.algorithms.ratios import log_ratio
 
-Correction = Literal["mask", "ratio", "recompute"]
-
-
-class HotStreams(NamedTuple):
-    """The streams of a batch after the correction.
-
-    Attributes:
-        weight: [T] factor of each token's loss. behaviour: [T] logprobs in the denominator of the
-        policy's ratio.
-    """
-
-    weight: Tensor
-    behaviour: Tensor
+Correction = Literal["ratio", "recompute"]
 
 
 @torch.no_grad()
@@ -49,8 +37,8 @@ def hot_streams(
     *,
     correction: Correction,
     cap: float,
-) -> HotStreams:
-    """Return the corrected streams.
+) -> tuple[Tensor, Tensor]:
+    """[T] corrected loss weights, and [T] logprobs in the denominator of the policy's ratio.
 
     Args:
         weight: [T] loss weights, 0 where a token does not train. behaviour: [T] logprobs of what
@@ -58,10 +46,8 @@ def hot_streams(
         hot: [T] bool. correction: see the module's docstring. cap: largest importance weight of
         "ratio" (2 to 10 are usual).
     """
-    if correction == "mask":
-        return HotStreams(weight.masked_fill(hot, 0.0), behaviour)
     anchored = torch.where(hot, start, behaviour)
     if correction == "recompute":
-        return HotStreams(weight, anchored)
+        return weight, anchored
     rho = log_ratio(start, behaviour, hot).exp()
-    return HotStreams(torch.where(hot, weight * rho.clamp(max=cap), weight), anchored)
+    return torch.where(hot, weight * rho.clamp(max=cap), weight), anchored

@@ -224,14 +224,15 @@ def _hot(config: FireConfig | None) -> HotSlots:
     # Masked hot tokens have no loss weight from the start.
     if config is None or config.correction == "mask":
         return HotSlots(lambda x: x, reads_start=False, cap=math.inf)
-    cap = config.ratio_cap if config.correction == "ratio" else math.inf
-    streams = partial(hot_streams, correction=config.correction, cap=config.ratio_cap)
+    correction, cap = config.correction, config.ratio_cap
 
     def correct(x: LossInputs) -> LossInputs:
-        made = streams(x.weights, x.behaviour, x.start, x.hot)
-        return replace(x, weights=made.weight, behaviour=made.behaviour)
+        weights, behaviour = hot_streams(
+            x.weights, x.behaviour, x.start, x.hot, correction=correction, cap=cap
+        )
+        return replace(x, weights=weights, behaviour=behaviour)
 
-    return HotSlots(correct, reads_start=True, cap=cap)
+    return HotSlots(correct, reads_start=True, cap=cap if correction == "ratio" else math.inf)
 
 
 def _gamma(config: EgaeConfig | GroupAdvantageConfig) -> float:
