@@ -156,7 +156,7 @@ def whiten(
     """(A - mean) / sqrt(var + eps) over the trained tokens, 0 elsewhere.
 
     Args:
-        advantages: [T]. mask: [T] bool, `policy_mask`: boundary tokens are neither counted nor
+        advantages: [T]. mask: [T] bool, trained tokens: boundary tokens are neither counted nor
         returned, else the last token of a cut window, whose advantage is 0, would become a strong
         push. eps: added to the (n - 1) variance. clamp: bound of the absolute value afterwards
         (T-PPO recipe: 10), or None. batch_moments: `moments` summed over all micro-batches and

@@ -81,17 +81,6 @@ def trajectory_positions(segments: Segments) -> Tensor:
     return segments.length_so_far[segment_ids(segments)] - 1 - tokens_left(segments)
 
 
-def policy_mask(segments: Segments, *, boundary_tokens: int = 0) -> Tensor:
-    """[T] bool: the tokens that train the policy.
-
-    All tokens of finished windows, and of cut ones all but the last `boundary_tokens`, whose
-    advantages rest on one guessed value (T-PPO recipe: 8). We count from each window's own end,
-    not from the last column, so a cut that came early is masked too; and 0 masks nothing."""
-    if boundary_tokens < 0:
-        raise ValueError(f"boundary_tokens must not be negative, got {boundary_tokens}")
-    return segments.finished[segment_ids(segments)] | (tokens_left(segments) >= boundary_tokens)
-
-
 def segment_sums(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
     """[S] float64: the sum of x [T] over each window's tokens, given their ids [T]."""
     sums = torch.zeros(num_segments, dtype=torch.float64, device=x.device)

@@ -216,7 +216,7 @@ class PolicyUpdate(ModelUpdate):
         dropped = self._of_tokens(lambda terms: terms.mask & (terms.ratio.weight == 0))
         weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), over_cap)
         tallies = [
-            tally_policy(*read[:5], entropy=read.entropy),
+            tally_policy(*read),
             tally_weights(weights, start, behaviour, known, dropped=dropped),
             tally_mismatch(start, behaviour, known & windows.same_version & exact),
             tally_hot(

@@ -17,7 +17,6 @@ from learner.algorithms.policy_losses import PolicyLoss
 from learner.algorithms.ratios import Ratio, log_ratio
 from learner.batching.segments import (
     Segments,
-    policy_mask,
     segment_ids,
     segment_lengths,
     tokens_left,
@@ -68,15 +67,13 @@ def tally_policy(
     advantages: Tensor,
     mask: Tensor,
     new: Tensor,
-    *,
-    entropy: Tensor | None = None,
+    entropy: Tensor,
 ) -> Tally:
     """Tally the policy's move inside the update: KL, clips, entropy, advantages.
 
     All tensors [T], `new` the policy's logprobs; only tokens of the mask count. KL is k3 of
-    KL(anchor || new) at tokens of the anchor: r - 1 - log r. Without `entropy` its sums are 0."""
+    KL(anchor || new) at tokens of the anchor: r - 1 - log r."""
     log_r = ratio.log_ratio.detach().to(torch.float64)
-    entropy_tokens = mask if entropy is not None else torch.zeros_like(mask)
     clipped_high = mask & policy_loss.clipped_high
     return Tally(
         sums={
@@ -86,8 +83,7 @@ def tally_policy(
             "policy/clipped_high": _count(clipped_high),
             "policy/clipped_high_probability": _sum(new.exp(), clipped_high),
             "policy/clipped_dual": _count(mask & policy_loss.clipped_dual),
-            "policy/entropy": _sum(mask if entropy is None else entropy, entropy_tokens),
-            "policy/entropy_tokens": _count(entropy_tokens),
+            "policy/entropy": _sum(entropy, mask),
             "policy/advantage": _sum(advantages, mask),
             "policy/advantage_squared": _sum(advantages.to(torch.float64).square(), mask),
         },
@@ -97,18 +93,12 @@ def tally_policy(
 
 @torch.no_grad()
 def tally_weights(
-    ratio: Ratio,
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    *,
-    dropped: Tensor | None = None,
+    ratio: Ratio, proximal: Tensor, behaviour: Tensor, mask: Tensor, *, dropped: Tensor
 ) -> Tally:
     """Tally importance weights of proximal against behaviour, as used and uncapped.
 
     All tensors [T]. The weights (`ratio.weight`) give ESS and mean; the uncapped rho gives the
-    tails. `dropped` [T] bool: tokens that train with weight 0; None: where the weight is 0."""
-    lost = ratio.weight == 0 if dropped is None else dropped
+    tails. `dropped` [T] bool: tokens that train with weight 0."""
     weight = ratio.weight.to(torch.float64)
     rho = log_ratio(proximal, behaviour, mask).to(torch.float64).exp()
     sums = {
@@ -116,7 +106,7 @@ def tally_weights(
         "weight/sum": _sum(weight, mask),
         "weight/squared": _sum(weight.square(), mask),
         "weight/over_cap": _count(mask & ratio.over_cap),
-        "weight/dropped": _count(mask & lost),
+        "weight/dropped": _count(mask & dropped),
     }
     for bound in TAIL_BOUNDS:
         sums[f"weight/above_{bound:g}"] = _count(mask & (rho > bound))
@@ -189,15 +179,14 @@ def window_cuts(numbers: Tensor, segments: Segments, *, window: int) -> Tensor:
 
 @torch.no_grad()
 def tally_values(
-    values: Tensor, targets: Tensor, mask: Tensor, segments: Segments, *, cuts: Tensor | None = None
+    values: Tensor, targets: Tensor, mask: Tensor, segments: Segments, *, cuts: Tensor
 ) -> Tally:
     """Tally the critic's explained variance, and errors by position and at cuts.
 
     Args:
         values: [T] V(s_t). targets: [T] Monte-Carlo returns. mask: [T] bool, tokens of finished
         trajectories. segments: one per whole response. cuts: [T] bool, last tokens of earlier,
-        unfinished windows: there V(s_t) closed an EGAE sum, and now the return is known. None: no
-        cuts.
+        unfinished windows: there V(s_t) closed an EGAE sum, and now the return is known.
 
     Bin b of 10 holds tokens with position / length in [b/10, (b+1)/10).
     """
@@ -205,7 +194,7 @@ def tally_values(
     r = targets.to(torch.float64)
     length = segments.length_so_far[segment_ids(segments)]
     bins = trajectory_positions(segments) * NUM_POSITION_BINS // length.clamp(min=1)
-    at_cut = torch.zeros_like(mask) if cuts is None else mask & cuts
+    at_cut = mask & cuts
     sums = {
         "value/tokens": _count(mask),
         "value/return": _sum(r, mask),
@@ -242,14 +231,15 @@ def tally_egae(
 
     Args:
         values: [T] V(s_t). advantages: [T] before whitening. segments: the windows, with the lambda
-        in force. boundary_tokens: number of last tokens of a cut window that are its boundary.
+        in force. boundary_tokens: last tokens of a cut window, whose advantages rest on one guessed
+        value (T-PPO recipe: 8).
     """
     ids = segment_ids(segments)
     cut = ~segments.finished
     came = segments.bootstrap_value
     guessed = cut if came is None else cut & came.isnan()
-    last = tokens_left(segments) == 0
-    boundary = ~policy_mask(segments, boundary_tokens=boundary_tokens)
+    left = tokens_left(segments)
+    boundary = cut[ids] & (left < boundary_tokens)
     everything = torch.ones_like(boundary)
     some = segment_lengths(segments) > 0
     ends = torch.tensor(LENGTH_BINS, device=ids.device)
@@ -259,7 +249,7 @@ def tally_egae(
         "egae/bootstrapped_tokens": _count(guessed[ids]),
         "egae/windows": _count(some),
         "egae/cut_windows": _count(some & guessed),
-        "egae/value_at_cut": _sum(values, last & guessed[ids]),
+        "egae/value_at_cut": _sum(values, (left == 0) & guessed[ids]),
         "egae/boundary_tokens": _count(boundary),
         "egae/boundary_advantage": _sum(advantages, boundary),
         "egae/boundary_absolute": _sum(advantages.abs(), boundary),

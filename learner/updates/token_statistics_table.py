@@ -115,7 +115,7 @@ DIAGNOSTICS: dict[str, Formula] = {
     "actor/pg_clipped_probability": share("policy/clipped_high_probability", "policy/clipped_high"),
     "actor/pg_clipfrac_dual": share("policy/clipped_dual", "policy/tokens"),
     "actor/ratio_max": largest("policy/ratio"),
-    "actor/entropy": share("policy/entropy", "policy/entropy_tokens"),
+    "actor/entropy": share("policy/entropy", "policy/tokens"),
     "actor/advantage_mean": share("policy/advantage", "policy/tokens"),
     "actor/advantage_std": deviation(
         "policy/advantage_squared", "policy/advantage", "policy/tokens", centred=True

@@ -17,7 +17,7 @@ from learner.algorithms.advantages import (
     packed_egae,
     whiten,
 )
-from learner.batching.segments import Segments, policy_mask, segments_of, trajectory_positions
+from learner.batching.segments import Segments, segments_of, trajectory_positions
 from tests.learner import reference
 from tests.learner.one_window import egae, gae
 
@@ -116,17 +116,6 @@ def test_positions_are_counted_in_the_whole_response() -> None:
     """A response's first window of 3, and the window of 2 after another's first 4 tokens."""
     windows = segments_of([3, 2], finished=[False, True], length_so_far=[3, 6])
     assert trajectory_positions(windows).tolist() == [0, 1, 2, 4, 5]
-
-
-def test_one_boundary_token_is_masked_in_the_cut_window_only() -> None:
-    windows = segments_of([4, 3, 2], finished=[False, True, False])
-    one = policy_mask(windows, boundary_tokens=1)
-    assert one.tolist() == [True, True, True, False, True, True, True, True, False]
-    assert policy_mask(windows, boundary_tokens=0).all()
-    eight = policy_mask(windows, boundary_tokens=8)
-    assert eight.tolist() == [False] * 4 + [True] * 3 + [False] * 2
-    with pytest.raises(ValueError, match="boundary_tokens"):
-        policy_mask(windows, boundary_tokens=-1)
 
 
 @pytest.mark.parametrize(
@@ -357,14 +346,6 @@ def test_adding_a_constant_to_all_values(
     close(moved, shift, atol=1e-10)
     at_end = gae(r, lifted, gamma=1.0, lam=lam) - gae(r, v, gamma=1.0, lam=lam)
     close(at_end, [-c * lam ** (n - 1 - t) for t in range(n)], atol=1e-10)
-
-
-@given(st.integers(1, 60), st.integers(1, 20))
-def test_policy_tokens_of_all_windows_are_the_response(length: int, window_length: int) -> None:
-    starts = range(0, length, window_length)
-    lengths = [min(window_length, length - start) for start in starts]
-    pack = segments_of(lengths, finished=[False] * (len(lengths) - 1) + [True])
-    assert int(policy_mask(pack).sum()) == length
 
 
 # ---- length-adaptive lambda

@@ -46,8 +46,10 @@ def tally_all(x: dict[str, Tensor], segments: Segments) -> Tally:
     )
     return merge(
         [
-            tally_policy(ratio, loss, x["advantages"], x["mask"], x["new"], entropy=x["entropy"]),
-            tally_weights(ratio, x["proximal"], x["behaviour"], x["mask"]),
+            tally_policy(ratio, loss, x["advantages"], x["mask"], x["new"], x["entropy"]),
+            tally_weights(
+                ratio, x["proximal"], x["behaviour"], x["mask"], dropped=ratio.weight == 0
+            ),
             tally_mismatch(x["proximal"], x["behaviour"], x["mask"]),
             tally_hot(
                 x["proximal"],
@@ -128,7 +130,7 @@ def test_policy_figures() -> None:
         ratio.log_ratio, advantages, clip_low=0.2, clip_high=0.28, dual_clip=10
     )
     made = finalise(
-        tally_policy(ratio, loss, advantages, mask, new, entropy=f64([0.4, 0.8, 0.4, 0.8, 99.0]))
+        tally_policy(ratio, loss, advantages, mask, new, f64([0.4, 0.8, 0.4, 0.8, 99.0]))
     )
     k3 = [r - 1 - math.log(r) for r in (1.0, 1.5, 0.5, 15.0)]
     assert made == pytest.approx(
@@ -145,7 +147,6 @@ def test_policy_figures() -> None:
             "actor/advantage_std": 1.0,
         }
     )
-    assert "actor/entropy" not in finalise(tally_policy(ratio, loss, advantages, mask, new))
 
 
 def test_weight_figures() -> None:
@@ -153,7 +154,7 @@ def test_weight_figures() -> None:
     proximal, behaviour = f64(rho).log(), torch.zeros(5, dtype=torch.float64)
     mask = torch.tensor([True] * 4 + [False])
     ratio = tis_ratio(proximal, proximal, behaviour, mask, cap=2.0)
-    made = finalise(tally_weights(ratio, proximal, behaviour, mask))
+    made = finalise(tally_weights(ratio, proximal, behaviour, mask, dropped=ratio.weight == 0))
     assert made == pytest.approx(
         {
             "rollout/weight_mean": 5.4 / 4,
@@ -168,9 +169,8 @@ def test_weight_figures() -> None:
         }
     )
     masked = tis_ratio(proximal, proximal, behaviour, mask, cap=2.0, over_cap="mask")
-    assert finalise(tally_weights(masked, proximal, behaviour, mask))[
-        "rollout/weight_dropped"
-    ] == pytest.approx(0.5)
+    made = finalise(tally_weights(masked, proximal, behaviour, mask, dropped=masked.weight == 0))
+    assert made["rollout/weight_dropped"] == pytest.approx(0.5)
 
 
 def test_mismatch_figures() -> None:
@@ -223,8 +223,9 @@ def test_an_array_has_a_formula_for_each_bin() -> None:
 def test_explained_variance_of_equal_returns_is_absent() -> None:
     values, returns = f64([0.1, 0.3, 0.2]), f64([0.1, 0.1, 0.1])
     mask, segments = torch.ones(3, dtype=torch.bool), segments_of([3], finished=[True])
-    assert "critic/vf_explained_var" not in finalise(tally_values(values, returns, mask, segments))
-    perfect = finalise(tally_values(values, values, mask, segments))
+    flat = tally_values(values, returns, mask, segments, cuts=~mask)
+    assert "critic/vf_explained_var" not in finalise(flat)
+    perfect = finalise(tally_values(values, values, mask, segments, cuts=~mask))
     assert perfect["critic/vf_explained_var"] == 1.0
     assert "value/cut_bias" not in perfect
 
