@@ -8,7 +8,7 @@ Conventions: tokens t = 0..l-1 of a window; values[t] = V(s_t), the critic's out
 token t; V(s_l) is the state after the last one; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
 """
 
-from typing import Literal, get_args, overload
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -102,22 +102,15 @@ def _closing_values(
     return torch.where(finished, 0.0, at_cut)
 
 
-@overload
-def length_adaptive_lambda(length: float, *, alpha: float, floor: float = 0.0) -> float: ...
-@overload
-def length_adaptive_lambda(length: Tensor, *, alpha: float, floor: float = 0.0) -> Tensor: ...
-def length_adaptive_lambda(
-    length: float | Tensor, *, alpha: float, floor: float = 0.0
-) -> float | Tensor:
+def length_adaptive_lambda(length: Tensor, *, alpha: float, floor: float = 0.0) -> Tensor:
     """lambda = 1 - 1 / (alpha l), clamped to [floor, 1].
 
     Args:
-        length: response tokens, a number or a tensor of any shape. alpha: share of the length that
-        the sum of lambda^k should span (VAPO: 0.05). floor: least lambda, 0 to 1 (T-PPO recipe:
-        0.95).
+        length: response tokens. alpha: share of the length that the sum of lambda^k should span
+        (VAPO: 0.05). floor: least lambda, 0 to 1 (T-PPO recipe: 0.95).
 
     Returns:
-        A float, or a float64 tensor of the same shape. Length 0 gives the floor.
+        A float64 tensor of the same shape. Length 0 gives the floor.
 
     Source: VAPO Eq. 4-5. Changed: clamped, because the formula is not positive for l <= 1 / alpha.
     """
@@ -125,9 +118,7 @@ def length_adaptive_lambda(
         raise ValueError(f"alpha must be positive, got {alpha}")
     if not 0.0 <= floor <= 1.0:
         raise ValueError(f"floor must lie in [0, 1], got {floor}")
-    if isinstance(length, Tensor):
-        return (1.0 - 1.0 / (alpha * length.to(torch.float64))).clamp(min=floor, max=1.0)
-    return floor if length <= 0 else max(floor, 1.0 - 1.0 / (alpha * length))
+    return (1.0 - 1.0 / (alpha * length.to(torch.float64))).clamp(min=floor, max=1.0)
 
 
 def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> Tensor:

@@ -351,6 +351,10 @@ def test_adding_a_constant_to_all_values(
 # ---- length-adaptive lambda
 
 
+def adaptive_lambda(length: int, **settings: float) -> float:
+    return float(length_adaptive_lambda(torch.tensor(length), **settings).item())
+
+
 @pytest.mark.parametrize(
     ("length", "clamped", "floored"),
     [
@@ -370,19 +374,17 @@ def test_adding_a_constant_to_all_values(
     ],
 )
 def test_length_adaptive_lambda(length: int, clamped: float, floored: float) -> None:
-    assert length_adaptive_lambda(length, alpha=0.05) == pytest.approx(clamped, abs=1e-12)
-    assert length_adaptive_lambda(length, alpha=0.05, floor=0.95) == pytest.approx(
-        floored, abs=1e-12
-    )
+    assert adaptive_lambda(length, alpha=0.05) == pytest.approx(clamped, abs=1e-12)
+    assert adaptive_lambda(length, alpha=0.05, floor=0.95) == pytest.approx(floored, abs=1e-12)
 
 
 @given(st.lists(st.integers(0, 30000), min_size=1, max_size=5), st.integers(1, 99))
-def test_length_adaptive_lambda_of_tensors_is_that_of_numbers(
+def test_length_adaptive_lambda_of_several_is_that_of_each(
     lengths: list[int], percent: int
 ) -> None:
     alpha = percent / 100
     tensor = length_adaptive_lambda(torch.tensor(lengths), alpha=alpha, floor=0.3)
-    assert tensor.tolist() == [length_adaptive_lambda(n, alpha=alpha, floor=0.3) for n in lengths]
+    assert tensor.tolist() == [adaptive_lambda(n, alpha=alpha, floor=0.3) for n in lengths]
     exact = [
         reference.length_adaptive_lambda(n, Fraction(percent, 100), Fraction(3, 10))
         for n in lengths
@@ -391,16 +393,16 @@ def test_length_adaptive_lambda_of_tensors_is_that_of_numbers(
 
 
 def test_length_adaptive_lambda_of_one_token() -> None:
-    assert length_adaptive_lambda(1, alpha=10.0) == 0.9
+    assert adaptive_lambda(1, alpha=10.0) == 0.9
 
 
 def test_length_adaptive_lambda_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="alpha"):
-        length_adaptive_lambda(10, alpha=0.0)
+        adaptive_lambda(10, alpha=0.0)
     for floor in (-0.1, 1.1):
         with pytest.raises(ValueError, match="floor"):
-            length_adaptive_lambda(10, alpha=0.05, floor=floor)
-    assert [length_adaptive_lambda(50, alpha=0.05, floor=floor) for floor in (0.0, 1.0)] == [0.6, 1]
+            adaptive_lambda(10, alpha=0.05, floor=floor)
+    assert [adaptive_lambda(50, alpha=0.05, floor=floor) for floor in (0.0, 1.0)] == [0.6, 1]
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def test_length_adaptive_lambda_refuses_nonsense() -> None:
 def test_worked_examples_of_the_adaptive_lambda(
     length: int, lam: float, expected: list[float]
 ) -> None:
-    assert length_adaptive_lambda(length, alpha=0.5) == lam
+    assert adaptive_lambda(length, alpha=0.5) == lam
     rewards = [0.0] * (length - 1) + [1.0]
     values = [(k + 1) / 10 for k in range(length)]
     close(gae(rewards, values, gamma=1.0, lam=lam), expected, atol=1e-10)
