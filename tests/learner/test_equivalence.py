@@ -79,7 +79,12 @@ def windowed_step(
     )
     value_loss = weighted_sum(
         squared_error(values, target.targets),
-        sample_mean_weights(target.mask, ids, global_samples=len(data.lengths)),
+        sample_mean_weights(
+            target.mask,
+            ids,
+            global_samples=len(data.lengths),
+            sample_tokens=segments.cu_lengths.diff(),
+        ),
     )
     torch.autograd.backward(policy_loss + value_loss)
     return Step(advantages, target.targets, policy_loss, value_loss, _gradients(policy, critic))

@@ -38,6 +38,12 @@ G9_ADVANTAGES = [1.0] * 2 + [-0.5] * 6
 G9_SAMPLES = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
 
 
+def by_samples(mask: Tensor, ids: Tensor, samples: int) -> Tensor:
+    """Weights where each sample's tokens lie in one micro-batch; at most ten samples."""
+    own = torch.bincount(ids[mask], minlength=10)
+    return sample_mean_weights(mask, ids, global_samples=samples, sample_tokens=own)
+
+
 def test_token_and_sample_mean_of_the_clipped_loss_differ_in_sign() -> None:
     made = clipped_surrogate(f64(G9_RATIOS).log(), f64(G9_ADVANTAGES), clip_low=0.2, clip_high=0.28)
     close(-made.loss, [1, 1.28, -0.5, -0.4, -0.55, -0.7, -0.45, -0.5], atol=1e-12)
@@ -46,7 +52,7 @@ def test_token_and_sample_mean_of_the_clipped_loss_differ_in_sign() -> None:
     assert not made.clipped_dual.any()
     mask = torch.ones(8, dtype=torch.bool)
     by_token = weighted_sum(made.loss, token_mean_weights(mask, global_tokens=8))
-    by_sample = weighted_sum(made.loss, sample_mean_weights(mask, G9_SAMPLES, global_samples=2))
+    by_sample = weighted_sum(made.loss, by_samples(mask, G9_SAMPLES, 2))
     assert by_token.item() == pytest.approx(0.1025, abs=1e-12)
     assert by_sample.item() == pytest.approx(-0.3116666667, abs=1e-10)
     samples = [made.loss[:2].tolist(), made.loss[2:].tolist()]
@@ -243,8 +249,6 @@ def test_fixed_length_weights() -> None:
     mask = torch.tensor([True, True, False, True])
     weights = fixed_length_weights(mask, global_samples=2, length=10)
     close(weights, [0.05, 0.05, 0.0, 0.05], atol=1e-15)
-    with pytest.raises(ValueError, match="length"):
-        fixed_length_weights(mask, global_samples=2, length=0)
     close(fixed_length_weights(mask, global_samples=2, length=1), [0.5, 0.5, 0.0, 0.5], atol=0.0)
 
 
@@ -254,10 +258,10 @@ def test_an_empty_batch_has_no_loss() -> None:
     nan = f64([float("nan")] * 3)
     for weights in (
         token_mean_weights(mask, global_tokens=0),
-        sample_mean_weights(mask, ids, global_samples=0),
-        sample_mean_weights(mask, ids, global_samples=4),
+        by_samples(mask, ids, 0),
+        by_samples(mask, ids, 4),
         fixed_length_weights(mask, global_samples=0, length=5),
-        sample_mean_weights(mask[:0], ids[:0], global_samples=4),
+        by_samples(mask[:0], ids[:0], 4),
     ):
         assert weighted_sum(nan[: weights.numel()], weights).item() == 0.0
 
@@ -285,7 +289,7 @@ def test_how_the_batch_is_split_changes_nothing(
         mask = torch.tensor([m for sample in part for _, m in sample], dtype=torch.bool)
         ids = torch.tensor([i for i, s in enumerate(part) for _ in s], dtype=torch.int64)
         by_token += weighted_sum(loss, token_mean_weights(mask, global_tokens=tokens)).item()
-        by_sample += weighted_sum(loss, sample_mean_weights(mask, ids, global_samples=count)).item()
+        by_sample += weighted_sum(loss, by_samples(mask, ids, count)).item()
         by_length += weighted_sum(
             loss, fixed_length_weights(mask, global_samples=count, length=8)
         ).item()
