@@ -4,7 +4,6 @@ Every run is `headrace train` in a process of its own, as a user starts it; it i
 the benchmark's process has, however that ended.
 """
 
-import json
 import math
 import os
 import signal
@@ -19,22 +18,19 @@ from benchmarks.kit.machine_state import MachineWatch, roles_in
 from headrace.errors import RunFailedError
 from headrace.host.install import ROOT
 from headrace.host.process_reaper import die_with
-from storage.queries import metric_series
+from storage.queries import metric_series, run_summary
 
 Summary = dict[str, Any]
 INTERRUPTED = 130
 """Exit code of a run that was interrupted."""
 
 
-def train(
-    recipe: str, overrides: Sequence[str], *, root: Path, name: str, tree: Path = ROOT
-) -> Summary:
-    """Run a recipe to its end; return its `headrace show --json` and further figures.
+def train(recipe: str, overrides: Sequence[str], *, root: Path, name: str) -> Summary:
+    """Run a recipe to its end; return its `run_summary` and further figures.
 
     These are `folder`, the run's, `watch`, over the machine meanwhile, and `machine_state`, the
-    row's fields of that. `name` must be new in `root`: the run is found by it. `tree`: the source
-    tree whose code is used. RunFailedError if it fails, KeyboardInterrupt when interrupted."""
-    variables = {**os.environ, "PYTHONPATH": str(tree)}
+    row's fields of that. `name` must be new in `root`: the run is found by it. RunFailedError if
+    it fails, KeyboardInterrupt when interrupted."""
     root = root.resolve()
     root.mkdir(parents=True, exist_ok=True)
     log = root / f"{name}.log"
@@ -44,7 +40,8 @@ def train(
     ]  # fmt: skip
     with log.open("wb") as file, MachineWatch() as watch:
         code = subprocess.run(
-            command, cwd=tree, stdout=file, stderr=subprocess.STDOUT, env=variables,
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
         ).returncode  # fmt: skip
     if code == INTERRUPTED:
@@ -53,19 +50,12 @@ def train(
     if code != 0:
         tail = log.read_text(errors="replace")[-2000:]
         raise RunFailedError(f"{' '.join(command)} ended with {code}:\n{tail}")
-    (run_id,) = [p.name for p in root.iterdir() if p.is_dir() and p.name.startswith(f"{name}-")]
-    shown = subprocess.run(
-        [sys.executable, "-m", "headrace", "show", run_id, "--json", "--root", str(root)],
-        cwd=tree,
-        capture_output=True,
-        check=True,
-        env=variables,
-    )
+    (folder,) = (p for p in root.iterdir() if p.is_dir() and p.name.startswith(f"{name}-"))
     return {
-        **json.loads(shown.stdout),
-        "folder": str(root / run_id),
+        **run_summary(folder),
+        "folder": str(folder),
         "watch": watch,
-        "machine_state": watch.state(roles_in(root / run_id)),
+        "machine_state": watch.state(roles_in(folder)),
     }
 
 

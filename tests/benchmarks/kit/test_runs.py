@@ -20,8 +20,9 @@ time.sleep(60)
 BENCHMARK = """
 import sys
 from pathlib import Path
-from benchmarks.kit.runs import train
-train("a.toml", [], root=Path(sys.argv[1], "runs"), name="one", tree=Path(sys.argv[1]))
+from benchmarks.kit import runs
+runs.ROOT = Path(sys.argv[1])
+runs.train("a.toml", [], root=runs.ROOT / "runs", name="one")
 """
 
 
