@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from benchmarks.kit import study_file, study_plots
 from benchmarks.kit.arms import Row, rows_of
 from benchmarks.kit.command_line import command_line
 from benchmarks.kit.rows import RESULTS, read_rows
 from benchmarks.kit.study_plan import Study
-from benchmarks.kit.study_plots import COLOURS, STYLE, Points, save
+from benchmarks.kit.study_plots import STYLE, curves, save
 from benchmarks.kit.study_table import Table
 from benchmarks.kit.time_to_target import curve, interval_text, smooth
 from benchmarks.robustness import chaos_figures
@@ -41,8 +40,6 @@ MONTH = "2026-11"
 """The folder of rows that are older than the protocol of comparisons."""
 RACE = "tppo-vs-ppo"
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MEDIAN_POINTS = 60
-"""Points of a median over seeds, at evenly spaced seconds."""
 
 
 # -- claims ----------------------------------------------------------------------------------------
@@ -180,29 +177,13 @@ def finished_arms(study: Study) -> dict[str, list[Row]]:
 def draw_race(study: Study, arms: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw the smoothed curves that crossings are read from.
 
-    One line per seed, up to its run's end, their median while all run, and the target."""
+    One line per seed, their median while all run, and the target."""
     target = target_of(race_of(study), dict(enumerate(arms[study.file.reference])))
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
-    for colour, (mode, rows) in zip(COLOURS, arms.items(), strict=False):
-        seeds = [smooth(curve(row)) for row in rows]
-        for line in seeds:
-            axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3, linewidth=0.8)
-        middle = median_line(seeds)
-        axes.plot(*zip(*middle, strict=True), color=colour, linewidth=2, label=mode)
     axes.axhline(target, color="black", linewidth=0.8, linestyle=":", label="target")
+    curves(axes, arms, lambda row: smooth(curve(row)))
     axes.set(xlabel="seconds of training", ylabel="held-out accuracy")
-    axes.legend(loc="lower right")
     save(figure, path)
-
-
-def median_line(lines: Sequence[Points]) -> Points:
-    """Return the median of lines with points at different x, linear between points.
-
-    From where all have begun to where the first one ends."""
-    begin, end = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
-    xs = [begin + (end - begin) * i / (MEDIAN_POINTS - 1) for i in range(MEDIAN_POINTS)]
-    each = [np.interp(xs, [x for x, _ in line], [y for _, y in line]) for line in lines]
-    return [(x, float(y)) for x, y in zip(xs, np.median(each, axis=0), strict=True)]
 
 
 # -- the pages -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.typing import RcKeyType
 
@@ -77,14 +78,20 @@ def curves(axes: Axes, arms: Mapping[str, Sequence[Any]], points: Callable[[Any]
         lines = [points(row) for row in rows]
         for line in lines:
             axes.plot(*zip(*line, strict=True), color=colour, alpha=0.25, linewidth=0.8)
-        count = min(len(line) for line in lines)
-        median = [
-            tuple(statistics.median(line[i][axis] for line in lines) for axis in (0, 1))
-            for i in range(count)
-        ]
-        axes.plot(*zip(*median, strict=True), color=colour, linewidth=2, label=name)
+        middle = median_line(lines)
+        axes.plot(*zip(*middle, strict=True), color=colour, linewidth=2, label=name)
     if arms:
         axes.legend()
+
+
+def median_line(lines: Sequence[Points]) -> Points:
+    """Return the median of lines at every x that one of them has, linear between points.
+
+    From where all have begun to where the first one ends."""
+    begin, end = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
+    xs = sorted({x for line in lines for x, _ in line if begin <= x <= end})
+    each = [np.interp(xs, [x for x, _ in line], [y for _, y in line]) for line in lines]
+    return [(x, float(y)) for x, y in zip(xs, np.median(each, axis=0), strict=True)]
 
 
 def dots(axes: Axes, arms: Mapping[str, Sequence[float]]) -> None:
