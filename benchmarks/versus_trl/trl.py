@@ -25,7 +25,7 @@ Runs in `--rows` are not repeated. In full these are 24 runs of tuning and 30 th
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
@@ -80,9 +80,8 @@ class TrlComparison:
         if self.updates is not None:
             file = found[SPEED].file
             variables = {**file.variables, "updates": self.updates}
-            found[SPEED] = Study(
-                "trl", file.model_copy(update={"variables": variables}), setting=SPEED
-            )
+            changed = file.model_copy(update={"variables": variables})
+            found[SPEED] = replace(found[SPEED], file=changed)
         return found
 
     @property
@@ -103,15 +102,8 @@ class TrlComparison:
     @property
     def tuning(self) -> Tuning:
         """The tuning of the arms by the existing rows: for speed."""
-        file = self.studies[SPEED].file
-        assert file.tuning is not None
-        return Tuning(
-            {mode: file.grids[mode] for mode in MODES},
-            arm=lambda mode, point: self.arm(SPEED, mode, point),
-            score=score,
-            seeds=file.tuning.seeds,
-            rows=self.rows,
-        )
+        own = self.studies[SPEED].tuning()
+        return replace(own, arm=partial(self.arm, SPEED), score=score, rows=self.rows)
 
     def arms(self) -> dict[tuple[str, str], Arm]:
         """Return both parts of all arms at their best points, by part and mode."""
