@@ -17,7 +17,6 @@ receives them.
 
 import argparse
 import contextlib
-import json
 import sqlite3
 import statistics
 import time
@@ -31,7 +30,7 @@ from playwright.sync_api import BrowserContext, Page
 
 from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.machine_state import MachineWatch
-from benchmarks.kit.rows import RESULTS
+from benchmarks.kit.rows import RESULTS, report_result
 from benchmarks.kit.synthetic_runs import LiveRun, RunShape, make_run
 from headrace.errors import RunFailedError, UserError
 from headrace.host.install import ROOT
@@ -320,8 +319,4 @@ def main(argv: Sequence[str]) -> int:
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")
     options.root.mkdir(parents=True, exist_ok=True)
-    at = round(time.time())
-    row = options.rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
-    if options.json:
-        print(json.dumps(row))
-    return 0
+    return report_result(options, {"benchmark": "dashboard", **measure(options)})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.kit.command_line import add_rows_option, command_line
-from benchmarks.kit.rows import RESULTS
+from benchmarks.kit.rows import RESULTS, report_result
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
@@ -127,7 +127,7 @@ def figures(cases: Sequence[VerifierCase], found: Sequence[bool]) -> dict[str, f
 
 def compare(cases: Sequence[VerifierCase], others: Mapping[str, Judge]) -> dict[str, object]:
     """Return the figures of every judge."""
-    result: dict[str, object] = {"name": "math-verifier", "cases": len(cases)}
+    result: dict[str, object] = {"benchmark": "math-verifier", "cases": len(cases)}
     said = {}
     for name, judge in {**judges(), **others}.items():
         began = time.perf_counter()
@@ -170,21 +170,16 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     formula.load()
     cases = [case for path in options.files for case in read_cases(path)] or golden_cases()
-    at = round(time.time())
-    files = [path.name for path in options.files]
-    result = compare(cases, others)
-    row = options.rows.add(f"math-verifier/{at}", {**result, "files": files})
-    if options.json:
-        print(json.dumps(row))
-        return 0
-    print(f"{len(cases)} cases")
-    for name in (*judges(), *others):
-        judged = result[name]
-        assert isinstance(judged, dict)
-        print(
-            f"{name:28} right {judged['right']:4} ({judged['accuracy']:.1%})  false accepts "
-            f"{judged['false_accepts']:3}  false rejects {judged['false_rejects']:3}  "
-            f"{judged['ms_a_case']:.1f} ms a case"
-        )
-    print(f"false accepts of ours alone: {result['false_accepts_math_verify_rejects']}")
-    return 0
+    result = {**compare(cases, others), "files": [path.name for path in options.files]}
+    if not options.json:
+        print(f"{len(cases)} cases")
+        for name in (*judges(), *others):
+            judged = result[name]
+            assert isinstance(judged, dict)
+            print(
+                f"{name:28} right {judged['right']:4} ({judged['accuracy']:.1%})  false accepts "
+                f"{judged['false_accepts']:3}  false rejects {judged['false_rejects']:3}  "
+                f"{judged['ms_a_case']:.1f} ms a case"
+            )
+        print(f"false accepts of ours alone: {result['false_accepts_math_verify_rejects']}")
+    return report_result(options, result)
