@@ -8,7 +8,7 @@ its share of the cores. Seeds are the outer loop, so that an interrupted study h
 first seeds.
 
 A row has the machine's other load during the run; a run beside which others took more than a
-twentieth of a core is repeated, three times at most, where a study's figures are of seconds.
+twentieth of a core is made again, up to three runs in all, where a study's figures are of seconds.
 """
 
 import argparse
