@@ -28,9 +28,6 @@ from headrace.protocol.messages.control import Heartbeat
 from headrace.protocol.transport.sockets import Link
 from tests.coordinator.peers import CoordinatorProcess, ScriptedPeer
 
-FILES_PER_PEER = 16
-"""File descriptors per peer, with some to spare."""
-
 
 class CoordinatorUsage(NamedTuple):
     """Wall-clock seconds, and CPU seconds of the coordinator's threads and the peers.
@@ -79,6 +76,9 @@ class PinnedCoordinator(CoordinatorProcess):
         The end of the block kills it, unmeasured."""
         context = zmq.asyncio.Context()
         context.max_sockets = peers + 16
+        # A peer has some sixteen file descriptors.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         try:
             yield {"address": Link(self.start()), "context": context}
         finally:
@@ -155,12 +155,3 @@ def bench_folder(parser: argparse.ArgumentParser) -> Iterator[tuple[Path, int]]:
         parser.error("coordinator and peers need a core each")
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_cores(cores[1:2]):
         yield Path(root), cores[0]
-
-
-def allow_files(peers: int) -> None:
-    """Raise this process's file limit for this many peers, as far as allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = peers * FILES_PER_PEER + 256
-    if soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

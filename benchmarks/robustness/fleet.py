@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.kit.command_line import add_rows_option, command_line
-from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
 from generators.rollout.outbox import Outbox
@@ -279,7 +279,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--slots", type=int, default=100_000, help="of all generators together")
     add_rows_option(parser)
     args = parser.parse_args(argv)
-    allow_files(max(args.generators))
     if args.rates:
         return report_result(args, asyncio.run(_all_paces(parser, args)))
     found: dict[int, list[dict[str, Any]]] = {size: [] for size in args.generators}

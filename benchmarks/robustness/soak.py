@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from benchmarks.kit.command_line import add_rows_option, command_line
-from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.robustness.fleet import CountingReward, short_answers
 from storage.audit import audit_run
@@ -142,7 +142,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
     add_rows_option(parser)
     args = parser.parse_args(argv)
-    allow_files(args.generators)
     with bench_folder(parser) as (root, core):
         folder = args.keep or root / "run"
         sizes = {name: getattr(args, name) for name in ("trajectories", "restarts", "generators")}
