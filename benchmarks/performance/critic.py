@@ -18,8 +18,9 @@ import json
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from headrace.host.hardware import detect, free_port
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.metrics.attainable import attainable, attainable_interval, interval
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
-from headrace.protocol.messages.control import Batch, ScoreItem
+from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.records.record_types import BatchTaken
 from headrace.protocol.token_spans import Reward
 from headrace.run_files.run_folder import MEDIA, find_run, read_config
@@ -66,33 +67,26 @@ from storage.queries import critic_sample
 from tasks.datasets.source import build_source
 
 
-def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, Shard]]:
-    """Yield each batch sent to the learner, for one rank with this configuration."""
-    state, rules = State(config), batch_rules(config)
-    for records in read_journal(run_dir / "journal"):
-        for _, record in records:
-            if isinstance(record, BatchTaken):
-                sent = sent_batch(record, state, rules, config, {})
-                yield sent.header(), merge_shards(sent.parts)
-            state.apply(record)
-
-
 def critic_record(run_dir: Path, config: RunConfig) -> dict[str, list[float]]:
     """Train a run's batches again; needs a joined process group of one rank.
 
     Return two lists by update: `explained`, variance of untrained answers, and `seconds`."""
     learner = config.learner.model_copy(update={"ranks": 1})
     config = config.model_copy(update={"learner": learner})
+    state, rules = State(config), batch_rules(config)
     found: dict[str, list[float]] = {"explained": [], "seconds": []}
     wanted = {"explained": ("critic/vf_explained_var", 3), "seconds": ("timing_s/value", 2)}
     with tempfile.TemporaryDirectory(prefix="headrace-critic-") as folder:
         trainer = Trainer(config, Path(folder), rank=0, device=torch.device("cpu"))
-        for batch, shard in recorded_batches(run_dir, config):
-            metrics = trainer.train(batch, shard, None).metrics
-            for name, (metric, digits) in wanted.items():
-                value = metrics.get(metric, math.nan)
-                assert isinstance(value, float)
-                found[name].append(round(value, digits))
+        for _, record in chain.from_iterable(read_journal(run_dir / "journal")):
+            if isinstance(record, BatchTaken):
+                sent = sent_batch(record, state, rules, config, {})
+                metrics = trainer.train(sent.header(), merge_shards(sent.parts), None).metrics
+                for name, (metric, digits) in wanted.items():
+                    value = metrics.get(metric, math.nan)
+                    assert isinstance(value, float)
+                    found[name].append(round(value, digits))
+            state.apply(record)
     return found
 
 
@@ -269,11 +263,8 @@ def main(argv: list[str]) -> int:
     result = {"run": run_dir.name, "checkpoint": checkpoint.name, **result}
     trained = worth(critic_sample(run_dir, 1, int(checkpoint.name[5:])).tokens)
     result["advantage against return"] = trained._asdict()
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    for name, value in result.items():
-        print(f"{name:<28} {value}")
+    lines = [f"{name:<28} {value}" for name, value in result.items()]
+    print(json.dumps(result) if options.json else "\n".join(lines))
     return 0
 
 
