@@ -100,13 +100,12 @@ class VllmSettings:
 class _LiveRequest:
     """State of a request: next token's version, tokens taken, and boundaries ahead.
 
-    Boundaries are (first token, version). Before it is `submitted` vLLM does not know it. `hot`:
-    its first token is hot."""
+    Boundaries are (first token, version). `aborted`: it was asked to end, maybe before vLLM knew
+    it. `hot`: its first token is hot."""
 
     version: int = NO_VERSION
     taken: int = 0
     boundaries: deque[tuple[int, int]] = field(default_factory=deque)
-    submitted: bool = False
     aborted: bool = False
     hot: bool = False
 
@@ -371,19 +370,22 @@ class VllmEngine:
             await self._open.wait()
         if live.aborted:
             return None
-        live.version, live.submitted = self.version, True
+        live.version = self.version
         version = self.version if request.cache_version < 0 else request.cache_version
         prompt["cache_salt"] = f"v{version}"
         loaded = self._adapter.request() if self._adapter and self._last_good else None
         self._submitting += 1
         try:
-            return await self._engine.add_request(
+            outputs = await self._engine.add_request(
                 request.request_id, prompt, self.sampling_params(request), lora_request=loaded
             )
         except VLLMValidationError as error:
             raise RequestError(str(error)) from error
         finally:
             self._submitting -= 1
+        if live.aborted:  # While a thread prepared its images, vLLM did not know it.
+            await self._engine.abort(request.request_id)
+        return outputs
 
     def _prompt(self, request: GenerationRequest) -> Any:
         """Return vLLM's form of a prompt with images."""
@@ -404,10 +406,8 @@ class VllmEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a stream early."""
-        live = self._live.get(request_id)
-        if live is not None and not live.submitted:
+        if (live := self._live.get(request_id)) is not None:
             live.aborted = True
-        elif live is not None:
             await self._engine.abort(request_id)
 
     async def load_weights(self, path: Path, version: int) -> LoadReport:

@@ -204,6 +204,14 @@ async def ask(engine: VllmEngine, found: Asked, prompts: list[Prompt]) -> None:
     engine.recompute_on_update = False
     await several("back")
 
+    found.answers["stopped"] = [Answer(0, list(prompts[0][0]), prompts[0][1], [])]
+    stopped = answer(engine, "stopped", found.answers["stopped"][0], LONG, 1)
+    task = asyncio.create_task(stopped)
+    while not (engine._submitting or task.done()):
+        await asyncio.sleep(0)
+    await engine.abort("stopped")
+    await task
+
     ids, media = prompts[1]
     run = media[0]
     longer = [*ids[: run.end], ids[run.start], *ids[run.end :]]
@@ -329,3 +337,10 @@ def test_images_that_cannot_be_the_prompts_end_its_request_alone(
     assert "\n" not in bad.error
     assert bad.tokens == []
     assert not any(a.error for a in asked.answers["after"])
+
+
+def test_a_request_ends_that_is_stopped_while_its_images_are_prepared(asked: Asked) -> None:
+    """By a thread, and vLLM does not know it before: it would have been sampled to its end."""
+    (stopped,) = asked.answers["stopped"]
+    assert stopped.error == ""
+    assert len(stopped.tokens) < LONG
