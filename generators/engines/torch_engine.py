@@ -148,6 +148,9 @@ class TorchEngine:
         """Change the weights between two steps."""
         loop, began = asyncio.get_running_loop(), time.perf_counter()
         reason = await asyncio.to_thread(self._layout.mismatch, path)
+        odd = self._layout.shapes.keys() - self._model.state_dict().keys()
+        if reason is None and odd:  # Of experts a file has many weights, and the model one.
+            reason = f"torch has no {min(odd)} to load: set generator.engine to vllm"
         if reason is not None:
             raise WeightsRefusedError(reason)
         gap = await loop.run_in_executor(self._thread, self._load, path, version)
@@ -207,9 +210,8 @@ class TorchEngine:
             self.prefill_tokens += sum(len(row.known) for row in new)
         else:
             logits, self._cache = self._compute(rows, self._cache)
-        requests = [row.request for row in rows]
         positions = [row.request.position + row.generated for row in rows]
-        token_ids, logprobs = sample(logits, requests, positions, self._ends)
+        token_ids, logprobs = sample(logits, [row.request for row in rows], positions, self._ends)
         sampled = []
         for row, token, logprob in zip(rows, token_ids, logprobs, strict=True):
             hot = row.request.hot is not None and row.generated == 0
@@ -290,8 +292,7 @@ def _beside(*caches: KeysAndValues) -> KeysAndValues:
             [torch.nn.functional.pad(x, (0, 0, length - x.shape[2], 0)) for x in parts]
         )
 
-    layers = zip(*there, strict=True)
-    return [(joined(k for k, _ in layer), joined(v for _, v in layer)) for layer in layers]
+    return [(joined(k for k, _ in x), joined(v for _, v in x)) for x in zip(*there, strict=True)]
 
 
 def sample(
