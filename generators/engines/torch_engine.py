@@ -153,7 +153,9 @@ class TorchEngine:
             reason = f"torch has no {min(odd)} to load: set generator.engine to vllm"
         if reason is not None:
             raise WeightsRefusedError(reason)
-        gap = await loop.run_in_executor(self._thread, self._load, path, version)
+        # Before the present step ends, the owner may have removed it: three versions are kept.
+        weights = await asyncio.to_thread(load_file, path)
+        gap = await loop.run_in_executor(self._thread, self._load, weights, version)
         return LoadReport(gap, time.perf_counter() - began)
 
     async def stop(self) -> None:
@@ -189,9 +191,9 @@ class TorchEngine:
 
     # -- in the sampler's thread -------------------------------------------------------------------
 
-    def _load(self, path: Path, version: int) -> float:
+    def _load(self, weights: dict[str, torch.Tensor], version: int) -> float:
         began = time.perf_counter()
-        self._model.load_state_dict(load_file(str(path)), strict=False)
+        self._model.load_state_dict(weights, strict=False)
         self.version = version
         if self.recompute_on_update:
             self._decoding, self._cache = [], []
