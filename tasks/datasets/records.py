@@ -50,7 +50,7 @@ def read_records(file: Path) -> Iterator[tuple[int, Record]]:
     if file.suffix == ".parquet":
         yield from _read_parquet(file)
         return
-    packed, form = file.suffix == ".gz", "utf-8"
+    packed, form = file.suffix == ".gz", "utf-8-sig"  # Windows writes a mark
     try:
         with gzip.open(file, "rt", encoding=form) if packed else file.open(encoding=form) as text:
             yield from _read_list(file, text) if _is_list(file, text) else _read_jsonl(file, text)

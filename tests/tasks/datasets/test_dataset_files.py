@@ -36,6 +36,13 @@ def test_gzipped_jsonl(tmp_path: Path) -> None:
     assert [row.answer for row in read_dataset(str(path))] == ["72"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_mark_at_the_beginning_of_a_file_is_no_text(tmp_path: Path, name: str) -> None:
+    path, text = tmp_path / name, json.dumps(GSM8K_ROW)
+    path.write_text(f"[{text}]" if name == "a.json" else text, encoding="utf-8-sig")
+    assert [row.answer for row in read_dataset(str(path))] == ["72"]
+
+
 def test_parquet_of_verl_is_read_unchanged(tmp_path: Path) -> None:
     record = {
         "data_source": "openai/gsm8k",
