@@ -383,7 +383,8 @@ class VllmEngine:
             raise RequestError(str(error)) from error
         finally:
             self._submitting -= 1
-        if live.aborted:  # While a thread prepared its images, vLLM did not know it.
+        # While a thread prepared its images, vLLM did not know it.
+        if self._live[request.request_id].aborted:
             await self._engine.abort(request.request_id)
         return outputs
 
