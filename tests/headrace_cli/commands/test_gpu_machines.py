@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,57 @@ def test_explain_takes_another_machine_from_a_file(
     here = explained(dict(os.environ), recipe)["facts"]
     assert (here["generator.dtype"], here["learner.zero_stage"]) == ("float32", 0)
     assert "idle GPUs" not in here
+
+
+QWEN = {
+    "qwen-gsm8k-gpu": (1_543_714_304, (1536, 8960, 12, 2, 151_936)),
+    "qwen-7b-eight-gpus": (7_615_616_512, (3584, 18_944, 28, 4, 152_064)),
+}
+"""The models that recipes are for: parameters, and sizes as their config.json has them."""
+SIZES = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+)  # fmt: skip
+
+
+def published(folder: Path, recipe: str) -> Path:
+    """The model of a recipe, with the header of its weights alone."""
+    parameters, sizes = QWEN[recipe]
+    folder.mkdir()
+    shape = dict(zip(SIZES, sizes, strict=True)) | {"num_hidden_layers": 28}
+    (folder / "config.json").write_text(json.dumps(shape))
+    (folder / "tokenizer.json").write_text("{}")
+    tensor = {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 2 * parameters]}
+    header = json.dumps({"model.weight": tensor}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "overrides", "least", "most"),
+    [
+        ("qwen-gsm8k-gpu", 1, [], 45, 52),
+        ("qwen-gsm8k-gpu", 1, ["learner.lora.rank=32"], 6, 8),
+        ("qwen-7b-eight-gpus", 8, [], 60, 71),
+    ],
+)
+def test_recipes_for_one_node_are_explained_and_fit(
+    tmp_path: Path, name: str, cards: int, overrides: list[str], least: float, most: float
+) -> None:
+    """GiB of a learner rank on GPUs of 79.6, of which the recipes' comments speak."""
+    machine = tmp_path / "machine.json"
+    machine.write_text(json.dumps(EIGHT | {"gpus": EIGHT["gpus"][:cards]}))  # type: ignore[index]
+    model = published(tmp_path / "model", name)
+    done = call(
+        dict(os.environ), "config", "explain", str(REPOSITORY / "recipes" / f"{name}.toml"),
+        f"model.path={model}", *overrides, "--hardware", str(machine), "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["problems"] == []
+    facts = told["facts"]
+    assert least < facts["GPU memory"] < most
+    assert facts["memory"] < facts["memory free"]
+    assert "idle GPUs" not in facts
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cores": 3}', '{"cores": []}'])
