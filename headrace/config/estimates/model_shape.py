@@ -78,9 +78,7 @@ def model_shape(folder: Path) -> ModelShape:
     config = config.get("text_config", config)
     hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
     heads = int(config.get("num_attention_heads", 1))
-    tensors: dict[str, int] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        tensors |= tensor_sizes(file)
+    tensors = tensor_sizes(folder)
     shape = ModelShape(
         parameters=sum(tensors.values()),
         hidden=hidden,
@@ -99,13 +97,12 @@ def model_shape(folder: Path) -> ModelShape:
     return replace(shape, parameters=shape.layers * shape.layer_parameters + embeddings)
 
 
-def tensor_sizes(file: Path) -> dict[str, int]:
-    """Return the number of elements of each tensor, from a safetensors file's header."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(min(length, 64 * MIB)))
-    return {
-        name: math.prod(tensor["shape"])
-        for name, tensor in header.items()
-        if name != "__metadata__"
-    }
+def tensor_sizes(folder: Path) -> dict[str, int]:
+    """Return the number of elements of each tensor, from the headers of a folder's safetensors."""
+    header: dict[str, dict[str, list[int]]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header |= json.loads(stream.read(min(length, 64 * MIB)))
+    header.pop("__metadata__", None)
+    return {name: math.prod(tensor["shape"]) for name, tensor in header.items()}

@@ -109,9 +109,19 @@ def check_model(config: RunConfig) -> ModelShape:
     if reference is not None:
         check_tokens(REFERENCE, Path(reference), Path(config.model.path))
     try:
-        return model_shape(Path(config.model.path))
+        shape = model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
+    lora = config.learner.lora
+    if lora is not None and lora.targets is not None:
+        sizes = tensor_sizes(Path(config.model.path)).items()
+        known = {n.split(".")[-2] for n, size in sizes if ".layers." in n and size > shape.hidden}
+        if known and known.isdisjoint(lora.targets):
+            raise UserError(
+                f"learner.lora.targets = {lora.targets} names no layer; known: "
+                f"{', '.join(sorted(known))}"
+            )
+    return shape
 
 
 def check_sampler(config: RunConfig, *, on_gpu: bool) -> None:
@@ -234,10 +244,7 @@ def check_value_model(folder: Path, policy: Path) -> None:
     folder without a tokenizer, such as a checkpoint, passes."""
     named = f"model.critic_path = {str(folder)!r}"
     try:
-        sizes: dict[str, int] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            sizes |= tensor_sizes(file)
-        shape, other = model_shape(folder), model_shape(policy)
+        sizes, shape, other = tensor_sizes(folder), model_shape(folder), model_shape(policy)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{named}: cannot read it: {error}") from error
     if HEAD_WEIGHT not in sizes:

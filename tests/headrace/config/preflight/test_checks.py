@@ -252,6 +252,23 @@ def test_what_vllm_computes_otherwise_is_refused(
         check_sampler(config, on_gpu=on_gpu)
 
 
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ('["wq"]', r"learner\.lora\.targets = \['wq'\] names no layer; known: q_proj"),
+        ('["wq", "q_proj"]', None),
+    ],
+)
+def test_adapters_beside_layers_that_no_file_has_are_refused(
+    make_config: Make, tmp_path: Path, targets: str, expected: str | None
+) -> None:
+    """Before a process starts: the learner would say so when all others run."""
+    folder = write_model(tmp_path / "m", tensor="model.layers.0.self_attn.q_proj.weight")
+    config = make_config(f"model.path={folder}", f"learner.lora.targets={targets}")
+    with pytest.raises(UserError, match=expected) if expected else nullcontext():
+        check_model(config)
+
+
 def test_a_critic_folder_is_checked_too(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.critic_path = .*no such model folder"):
         check_model(load_recipe(recipe, [f"model.critic_path={tmp_path}/none"]))
