@@ -12,7 +12,7 @@ from headrace.config.estimates.activations import (
     value_activations,
     value_packs,
 )
-from headrace.config.estimates.memory import gpu_memory, host_memory
+from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.checks import ignores_age, never_ends
 from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig
@@ -163,13 +163,8 @@ def _lone(advantages: GroupAdvantageConfig, size: int) -> float:
     """Return the advantage of the only response with reward 1, where all others have 0."""
     centred = 1.0 if advantages.baseline == "leave_one_out" else 1.0 - 1.0 / size
     squares = (size - 1) / size
-    match advantages.scale:
-        case "none":
-            return centred
-        case "population_std":
-            return centred / float((squares / size) ** 0.5)
-        case "sample_std":
-            return centred / float((squares / (size - 1)) ** 0.5)
+    divisor = {"none": 0, "population_std": size, "sample_std": size - 1}[advantages.scale]
+    return centred / float((squares / divisor) ** 0.5) if divisor else centred
 
 
 def _overlong(config: RunConfig) -> list[Fact]:
@@ -226,9 +221,25 @@ def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> li
         found.append(
             Fact("GPU memory", round(gpu.total / GIB, 2), "GiB", f"a learner rank: {gpu.text()}")
         )
+    if config.generator.engine == "vllm":
+        found.append(_kv_cache(config, shape, hardware))
     if not config.evaluation.only:
         found += _longest(config, shape, on_gpu=on_gpu)
     return found
+
+
+def _kv_cache(config: RunConfig, shape: ModelShape, hardware: Hardware) -> Fact:
+    """Explain the longest trajectories that a generator's keys and values have room for."""
+    own, width = config.generator, DTYPE_BYTES[config.generator.dtype]
+    room = own.kv_cache_gib * GIB
+    if hardware.gpus:
+        card = own.tensor_parallel_size * hardware.gpus[-1].memory_bytes
+        room = max(0.0, (own.gpu_memory_utilization or 0.0) * card - width * shape.parameters)
+    held = int(room / (config.longest * shape.kv_bytes_per_token * width / 2))
+    meaning = f"of a generator: about {held:,} trajectories of {config.longest:,} tokens"
+    if held < own.seats:
+        meaning += f"; with generator.max_num_seqs = {own.seats} of them vLLM computes some twice"
+    return Fact("KV cache", round(room / GIB, 2), "GiB", meaning)
 
 
 def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact]:

@@ -107,6 +107,27 @@ def test_the_memory_of_the_longest_trajectory(make_config: Make) -> None:
     assert "GPU memory" in found
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "gib", "held", "seats"),
+    [
+        ((), 2, 70.14, "3,591 trajectories of 320", ""),  # 20 MiB each
+        (LONG, 2, 70.14, "35 trajectories of 32,768", "256"),
+        ((), 0, 1.0, "25 trajectories of 320", "128"),  # in float32
+    ],
+)
+def test_the_trajectories_that_keys_and_values_have_room_for(
+    make_config: Make, overrides: tuple[str, ...], gpus: int, gib: float, held: str, seats: str
+) -> None:
+    """0.9 of 80 GiB less the weights' 2 * 10^9 bytes; 65,536 bytes a token."""
+    cards = tuple(Gpu(index, "card", 80 * GIB) for index in range(gpus))
+    machine = Hardware((0, 1), 64 * GIB, 64 * GIB, cards)
+    config = resolve(make_config(*overrides), machine, BILLION).config
+    (found,) = (f for f in memory_facts(config, BILLION, machine) if f.name == "KV cache")
+    warning = f"; with generator.max_num_seqs = {seats} of them vLLM computes some twice"
+    meaning = f"of a generator: about {held} tokens{warning if seats else ''}"
+    assert (found.value, found.meaning) == (gib, meaning)
+
+
 def test_a_trajectory_that_fits_a_micro_batch_shares_it(make_config: Make) -> None:
     group = ("algorithm.advantages.kind=group", "algorithm.value=null")
     config = resolve(make_config(*group), CPU).config
