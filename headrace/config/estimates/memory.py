@@ -36,7 +36,8 @@ LOWERED_BY = {
     "kv cache": "generator.kv_cache_gib",
     "generators": "generator.count",
     "rewards": "reward.workers or their children",
-    "carried keys": "learner.carried_gib",
+    "carried keys": "learner.carried_gib (in GPU memory learner.carried_on_device_gib)",
+    "copy to checkpoint": "the number of trained weights, by learner.lora",
     "logits": "learner.logits_chunk_tokens",
     "activations": "learner.micro_batch_tokens, or set learner.gradient_checkpointing",
 }

@@ -400,6 +400,26 @@ def card(index: int = 0, free: float = 79.0) -> Gpu:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "of_host", "advice"),
+    [
+        (["learner.ranks=2"], True, r"\(copy to checkpoint\) lower the .* by learner\.lora"),
+        (
+            [CARRIED, "learner.carried_gib=99", "learner.carried_on_device_gib=90"],
+            False,
+            r"\(carried keys\) lower .* learner\.carried_on_device_gib",
+        ),
+    ],
+)
+def test_what_is_largest_is_said_with_a_key_that_lowers_it(
+    make_config: Make, overrides: list[str], of_host: bool, advice: str
+) -> None:
+    config = resolve(make_config(*overrides), gpus(card(), card(1))).config
+    shape = ModelShape(10**9, 2048, 8192, 16, 8, 2048, 16, 128_000)
+    need = host_memory(config, shape, on_gpu=True) if of_host else gpu_memory(config, shape)
+    assert re.search(advice, need.advice), need.text()
+
+
+@pytest.mark.parametrize(
     ("overrides", "machine", "line"),
     [
         (
