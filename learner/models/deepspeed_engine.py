@@ -17,9 +17,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
+from headrace.errors import UserError
 from headrace.host.hardware import has_gpu, interface_towards
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.transport.sockets import is_loopback
@@ -305,6 +307,9 @@ def join_ranks(
         takes its index, among those that this rank sees, as LOCAL_RANK. address: rank 0's host as
         the others know it. local_rank: on a CPU, this one's number on its host; None: all are on
         one host.
+
+    Raises:
+        UserError: on every rank, where some see GPUs and others none.
     """
     if device.type == "cuda":
         local_rank = device.index or 0
@@ -319,9 +324,24 @@ def join_ranks(
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         # Gloo takes the interface of the host's own name, which is often the loopback.
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    deepspeed.init_distributed(
-        dist_backend="nccl" if device.type == "cuda" else "gloo",
-        auto_mpi_discovery=False,
-        verbose=False,
-        timeout=RANK_TIMEOUT,
-    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=RANK_TIMEOUT)
+    check_devices(store, rank, world_size, device.type)
+    size = {"rank": rank, "world_size": world_size, "timeout": RANK_TIMEOUT}
+    dist.init_process_group(backend, store=store, **size)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+def check_devices(store: dist.Store, rank: int, world_size: int, kind: str) -> None:
+    """UserError on every rank where not all have this kind of device: no group would form."""
+    store.set(f"device {rank}", kind)
+    kinds = [store.get(f"device {other}").decode() for other in range(world_size)]
+    store.set(f"read {rank}", kind)
+    if rank == 0:  # Its process has the store, which ends with it.
+        store.wait([f"read {other}" for other in range(world_size)])
+    if set(kinds) != {kind}:
+        places = {
+            each: [n for n, k in enumerate(kinds) if k == each] for each in sorted(set(kinds))
+        }
+        told = ", ".join(f"ranks {numbers} {each}" for each, numbers in places.items())
+        raise UserError(f"the learner's ranks see different devices ({told}): set learner.device")

@@ -162,21 +162,14 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
         on_cpu = not on_gpu or learner.device == "cpu"
         parts["learner processes"] = learner.ranks * LEARNER_PROCESS[not on_cpu]
         parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
-        published = weights
-        if (adapter := learner.published_adapter) is not None:
-            numbers = shape.adapter_parameters(adapter.rank, adapter.targets)
-            published = numbers * DTYPE_BYTES[generator.dtype]
+        published = published_bytes(config, shape)
         parts["published weights"] = (KEPT_VERSIONS + 1) * published
         copies = on_gpu or config.publishes_copies
         parts["copy to publish"] = published if copies else 0
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)
         if copies:
             # A checkpoint is written from copies: one of the models, each rank's of its optimizers.
-            width = 2 if learner.precision == "bfloat16" else 4
-            critic = critic_shape(config, shape)
-            models = shape.parameters + (critic.parameters if critic else 0)
-            moments = rank.get("optimizers", 0) + rank.get(OFFLOADED, 0)
-            parts["copy to checkpoint"] = width * models + learner.ranks * moments
+            parts["copy to checkpoint"] = checkpoint_bytes(config, shape)
         if on_cpu:
             rank |= largest_activations(config, shape, on_gpu=False).parts()
         else:
@@ -193,6 +186,22 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
     return MemoryEstimate(parts)
+
+
+def published_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Return the bytes of a version of weights, or of the adapter that is published instead."""
+    numbers = shape.parameters
+    if (adapter := config.learner.published_adapter) is not None:
+        numbers = shape.adapter_parameters(adapter.rank, adapter.targets)
+    return numbers * DTYPE_BYTES[config.generator.dtype]
+
+
+def checkpoint_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Return the bytes of a checkpoint: the models, and each rank's share of the optimizers."""
+    width = 2 if config.learner.precision == "bfloat16" else 4
+    critic, rank = critic_shape(config, shape), trained_bytes(config, shape, on_gpu=False)
+    models = shape.parameters + (critic.parameters if critic else 0)
+    return width * models + config.learner.ranks * rank["optimizers"]
 
 
 def _scorer_bytes(source: SourceConfig) -> int:

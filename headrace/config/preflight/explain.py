@@ -12,7 +12,14 @@ from headrace.config.estimates.activations import (
     value_activations,
     value_packs,
 )
-from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
+from headrace.config.estimates.memory import (
+    DTYPE_BYTES,
+    KEPT_VERSIONS,
+    checkpoint_bytes,
+    gpu_memory,
+    host_memory,
+    published_bytes,
+)
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.checks import ignores_age, never_ends
 from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig
@@ -224,8 +231,26 @@ def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> li
     if config.generator.engine == "vllm":
         found.append(_kv_cache(config, shape, hardware))
     if not config.evaluation.only:
-        found += _longest(config, shape, on_gpu=on_gpu)
+        found += [*_longest(config, shape, on_gpu=on_gpu), *_files(config, shape, hardware)]
     return found
+
+
+def _files(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[Fact]:
+    """Explain the room that published weights and checkpoints take."""
+    version, shm = published_bytes(config, shape), hardware.shm_bytes or 0
+    fit = shm > 2 * (KEPT_VERSIONS + 1) * version
+    place = (
+        "/dev/shm" if fit else "the run folder, which is slower: twice this is wanted in /dev/shm"
+    )
+    weights = f"of published weights, {KEPT_VERSIONS + 1} versions, in {place}"
+    last = config.checkpoint.keep_last
+    return [
+        Fact("versions", round((KEPT_VERSIONS + 1) * version / GIB, 2), "GiB", weights),
+        Fact(
+            "checkpoint", round(checkpoint_bytes(config, shape) / GIB, 2), "GiB",
+            f"about, on disk; the last {last} and the best stay, and one more while it is written",
+        ),
+    ]  # fmt: skip
 
 
 def _kv_cache(config: RunConfig, shape: ModelShape, hardware: Hardware) -> Fact:

@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from torch import distributed as dist
 
+from headrace.errors import UserError
 from headrace.host.hardware import free_port
 from learner import run
 from learner.device import choose_device
@@ -77,9 +80,27 @@ def test_local_rank_is_an_index_among_the_cards_that_a_rank_sees(
     monkeypatch.setattr("learner.device.has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(deepspeed_engine, "check_devices", mock.Mock())
+    for name in ("TCPStore", "init_process_group"):
+        monkeypatch.setattr(deepspeed_engine.dist, name, mock.Mock())
     monkeypatch.setattr("deepspeed.init_distributed", lambda **settings: None)
     device = choose_device("cuda", told)
     with mock.patch.dict(os.environ):
         deepspeed_engine.join_ranks(rank=rank, world_size=8, port=7, device=device, local_rank=told)
         assert (os.environ["LOCAL_RANK"], os.environ["RANK"]) == (str(index), str(rank))
     assert device == torch.device("cuda", index)
+
+
+def test_ranks_that_see_different_devices_are_told_so() -> None:
+    """A driver is broken on one of two hosts, say: gloo and NCCL would wait for each other."""
+    store = dist.HashStore()
+
+    def told(rank: int) -> str:
+        with pytest.raises(UserError) as caught:
+            deepspeed_engine.check_devices(store, rank, 3, "cpu" if rank == 1 else "cuda")
+        return str(caught.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        texts = set(pool.map(told, range(3)))
+    (text,) = texts
+    assert "(ranks [1] cpu, ranks [0, 2] cuda): set learner.device" in text
