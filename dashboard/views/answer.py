@@ -91,8 +91,8 @@ def read_or_say(run: RunData, chosen: int) -> None:
 
 
 def _all_known(detail: TrajectoryDetail) -> None:
-    """The windows, and the rest of what is known as JSON."""
-    panels.table(detail.windows, "Windows")
+    """The windows, with masks as JSON: Arrow has no lists of text beside numbers; and the rest."""
+    panels.table(detail.windows.assign(masked=detail.windows["masked"].map(json.dumps)), "Windows")
     row = detail.row
     told = {
         "row": {key: value for key, value in row.items() if key not in ("prompt", "info")},

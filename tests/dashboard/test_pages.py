@@ -34,6 +34,7 @@ from storage.queries.trajectory_index import matching
 from storage.run_store import RunStore
 from tests.dashboard.odd_runs import breathe, evaluate
 from tests.dashboard.scripted_run import EVALUATIONS, MARKUP, MARKUP_ID, make_config, write_run
+from tests.storage import samples
 
 APP = Path(dashboard.__file__).parent / "app.py"
 TIMEOUT_S = 60
@@ -278,6 +279,22 @@ def test_another_answer_is_read_beside_it(open_page: Callable[..., AppTest], run
     test.button(key="sibling_201").click().run()
     assert not test.exception
     assert [data["trajectory"] for data in tokens_of(test)] == [201]  # not beside itself
+
+
+def folded(run: str, key: int) -> None:
+    """What is folded below an answer."""
+    from dashboard.reads import data
+    from dashboard.views import answer
+
+    answer._all_known(data.RunData(data.run_line(run)).trajectory(key))
+
+
+def test_windows_that_lost_tokens_are_rows_of_a_table(tmp_path: Path) -> None:
+    run = samples.write_run(tmp_path / "run")
+    test = AppTest.from_function(folded, args=(str(run), 10), default_timeout=TIMEOUT_S).run()
+    assert not test.exception
+    masked = [json.loads(text) for text in test.dataframe[0].value["masked"]]
+    assert masked == [[["boundary_mask", 6, 8, 2]], [["stale", 8, 11, 3]], []]
 
 
 def test_siblings_are_one_click_away(open_page: Callable[..., AppTest]) -> None:
