@@ -187,10 +187,9 @@ def search_responses(
 
 
 def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
-    """One trajectory with every token; UserError where the run has none of that id."""
+    """One trajectory with every token; UserError where the run has none of that id, or where its
+    journal ends before the last of them."""
     reader = open_run(run_dir)
-    if not 0 <= trajectory_id <= _LARGEST_ID:
-        raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
     every = select(
         *(c.label(name) for name, c in COLUMNS.items()),
         Trajectory.reward_parts,
@@ -200,15 +199,20 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         Prompt.prompt_ids,
         Prompt.images,
     )
-    found = reader.rows(joined(every, reader.key).where(Trajectory.trajectory_id == trajectory_id))
+    query = joined(every, reader.key).where(Trajectory.trajectory_id == trajectory_id)
+    found = reader.rows(query) if 0 <= trajectory_id <= _LARGEST_ID else []
     if not found:
         raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
     row = found[0]
     response = EMPTY_RESPONSE
     if row.last_offset is not None:
         wanted = ResponseSelection(np.array([trajectory_id]), np.array([row.last_offset]))
-        found_tokens = read_responses(reader.journal, wanted, row.first_offset, _SEGMENT_INDEX)
-        response = next(found_tokens)[1]
+        responses = read_responses(reader.journal, wanted, row.first_offset, _SEGMENT_INDEX)
+        whole = next(responses, None)
+        if whole is None:
+            said = f"the journal of {reader.run_id} ends before trajectory {trajectory_id} does"
+            raise UserError(f"{said}: bring back its last segment, or see `headrace audit`")
+        response = whole[1]
     mine = [c for c in Window.__table__.columns if c.name != "run"]
     window_query = (
         select(*mine)

@@ -25,6 +25,8 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.run_files.run_folder import find_run
 from storage import queries
+from storage.journal.record_batches import SegmentWalk
+from storage.journal.segments import segment_paths
 from storage.queries.runs import run_line
 from storage.run_store import RunStore
 from storage.text.token_table import REASONS
@@ -155,6 +157,16 @@ def test_detail_without_tokens_or_trajectory(run_dir: Path) -> None:
     assert len(queries.trajectory_detail(run_dir, 50).tokens.token_ids) == 0
     with pytest.raises(UserError, match="no trajectory 99"):
         queries.trajectory_detail(run_dir, 99)
+
+
+def test_an_answer_behind_the_end_of_the_journal_is_a_line(tmp_path: Path) -> None:
+    """SQL knows its place, and the journal was copied before its last batches were written."""
+    run_dir = write_run(tmp_path / "run")
+    (path,) = segment_paths(run_dir / "journal")
+    path.write_bytes(path.read_bytes()[: list(SegmentWalk(path))[2].end - 9])
+    assert len(queries.trajectory_detail(run_dir, 50).tokens.token_ids) == 0
+    with pytest.raises(UserError, match="journal of run ends before trajectory 10 does"):
+        queries.trajectory_detail(run_dir, 10)
 
 
 def test_text_comes_from_the_models_tokenizer(tmp_path: Path) -> None:
