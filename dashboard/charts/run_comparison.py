@@ -66,7 +66,7 @@ def comparison_chart(
     form = ".2%" if percent else ",.4~g"
     near = alt.selection_point(fields=["x", "label"], nearest=True, on="pointermove", empty=False)
     few = len(frame) <= _FEW * len(here)
-    most = POINTED // len(here)
+    most = max(1, POINTED // len(here))
     pointed = [thinned(rows, ["smooth"], most) for _, rows in frame.groupby("label", sort=False)]
     dots = (
         alt.Chart(pd.concat(pointed)[["label", "x", "smooth", "low", "high", "runs"]])

@@ -15,6 +15,7 @@ from dashboard.charts.comparison import (
     metric_margin,
 )
 from dashboard.charts.curves import Divergence
+from dashboard.charts.figures import POINTED
 from dashboard.charts.run_comparison import DASHES, comparison_chart
 from dashboard.palette import SERIES
 from dashboard.reads.configurations import differences, distinctions, flattened, same_but_seed
@@ -240,3 +241,10 @@ def test_more_lines_than_colours_have_dashes_of_their_own() -> None:
         strict=True,
     )
     assert len(set(looks)) == len(labels)
+
+
+def test_there_may_be_more_lines_than_places_for_the_pointer() -> None:
+    labels = [f"line {i}" for i in range(POINTED + 1)]
+    one = metric_lines(lines_of(MEMBERS[:1], bands=False), read)
+    layers = charted(pd.concat([one.assign(label=name) for name in labels]), labels)
+    assert kinds(layers) == ["line", "point"]
