@@ -32,7 +32,7 @@ def score_chart(frame: pd.DataFrame, link: str = "") -> Chart:
     """The distribution of scores over time, as `score_bins` gives it: the more of a stretch's
     answers have a score, the stronger. A click opens the address `link`, if there is one, with the
     stretch and the range of scores."""
-    return _stretches(frame, link, reward_from="datum.low", reward_to="datum.high").encode(
+    return _stretches(frame, link, reward_from="datum.least", reward_to="datum.most").encode(
         y=alt.Y("low:Q", title=None, axis=alt.Axis(tickCount=4), scale=alt.Scale(zero=False)),
         color=alt.Color(
             "share:Q",
@@ -50,8 +50,10 @@ def score_chart(frame: pd.DataFrame, link: str = "") -> Chart:
 def _stretches(frame: pd.DataFrame, link: str, **filters: str) -> alt.Chart:
     """Rectangles from `low` to `high` in each stretch of time, and what a click opens."""
     data, title = in_unit(frame, "start", "end")
-    # A little more than the stretch: the browser has its ends in single precision.
+    # A little more than the rectangle: the browser has its ends in single precision.
+    more = 0.01 * (frame["high"] - frame["low"])
     data = data.assign(since=frame["start"] - MARGIN_S, until=frame["end"] + MARGIN_S)
+    data = data.assign(least=frame["low"] - more, most=frame["high"] + more)
     stretch = {"scored_from": "datum.since", "scored_to": "datum.until"}
     across = alt.Axis(grid=False, tickCount=6, format=",.6~g")
     chart: alt.Chart = (

@@ -1,11 +1,14 @@
 """Scorings over time: shares add up, stretches hold every row, charts are Vega-Lite's."""
 
+import re
+
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboard.charts import scoring_charts
+from dashboard.charts.chart_spec import spec_of
 from dashboard.reads import scorings
 
 
@@ -95,6 +98,18 @@ def test_charts_are_vega_lites() -> None:
     assert spec["encoding"]["color"]["scale"]["domain"] == ["judge", "sums"]
     assert scoring_charts.score_chart(scorings.score_bins(cut)).to_dict()["mark"]["type"] == "rect"
     assert len(set(scoring_charts.source_colours([str(i) for i in range(9)]).values())) == 5
+
+
+def test_a_click_on_a_score_finds_all_answers_that_have_it() -> None:
+    """In single precision, which is the browser's, 0.1 is a little more and 0.9 a little less."""
+    rewards = sample()["reward"].map({0.0: 0.1, 1.0: 0.9})
+    bins = scorings.score_bins(scorings.cut_time(sample().assign(reward=rewards)))
+    spec = spec_of(scoring_charts.score_chart(bins, "trajectories?run=a"))
+    (table,) = spec["datasets"].values()
+    (made,) = spec["transform"]
+    asked = re.findall(r"&reward_\w+=' \+ encodeURIComponent\(datum\.(\w+)\)", made["calculate"])
+    assert float(table[asked[0]].min()) <= 0.1
+    assert float(table[asked[1]].max()) >= 0.9
 
 
 def test_parts_of_other_sizes_have_axes_of_their_own() -> None:
