@@ -90,7 +90,7 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     - waiting: for a generator, or scored and for an update
     - generating: from its first tokens to its last
     - environment: from a turn's last tokens to what its environment answered
-    - scoring: until its reward came
+    - scoring: until its reward came; what failed or was aborted gets none
     - training: its windows' updates
     """
     import pandas as pd
@@ -99,7 +99,7 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     now = _span(reader, None, None).end
     t = Trajectory
     columns = (t.trajectory_id, t.issued_at, t.first_token_at, t.finished_at, t.rewarded_at)
-    query = select(*columns, t.max_version, t.first_offset, t.last_offset).where(
+    query = select(*columns, t.max_version, t.status, t.first_offset, t.last_offset).where(
         t.run == reader.key, t.purpose == "train", t.first_token_at.is_not(None)
     )
     newest_first = query.order_by(t.trajectory_id.desc()).limit(newest)
@@ -121,13 +121,13 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
         updates.setdefault(key, []).append((begun, done or now, version))
     rows: list[tuple[int, str, float, float, int | None]] = []
     steps = _steps(reader, found) if read_config(run_dir).get("environment") else {}
-    for key, issued, first, finished, rewarded, version, *_ in found:
+    for key, issued, first, finished, rewarded, version, status, *_ in found:
         stages = [("waiting", issued, first)]
         for begun, done in steps.get(key, ()):
             stages += [("generating", first, begun), ("environment", begun, done)]
             first = done
         stages.append(("generating", first, finished or now))
-        if finished:
+        if finished and status not in ("failed", "aborted"):  # these get no score
             stages.append(("scoring", finished, rewarded or now))
         at = rewarded
         for begun, done, trained_as in updates.get(key, ()):

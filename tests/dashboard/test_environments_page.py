@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
-from headrace.protocol.records.record_types import Record, TrajectoryEnded
+from headrace.protocol.records.record_types import Record, RunPhase, TrajectoryEnded
 from storage.queries import answers, episode_ends, lives
 from storage.run_store import RunStore
 from tests.dashboard.test_pages import TIMEOUT_S, html_of, page
@@ -82,3 +82,15 @@ def test_the_turns_of_an_environment_are_a_stage_of_an_answers_way(
     ]  # fmt: skip
     monkeypatch.setattr(answers, "MAX_DISTANCE", 1)  # what lies far apart is not read
     assert set(lives(run, newest=4)["stage"]) == {"waiting", "generating"}
+
+
+def test_an_answer_that_failed_does_not_wait_for_a_score(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *ENDS, ("aborted", None, "aborted"))
+    store = RunStore.open(run)
+    store.append([RunPhase(at=90.0, phase="training")])
+    store.close()
+    found = lives(run, newest=20)
+    scoring = found[found["stage"] == "scoring"]
+    assert sorted(scoring["trajectory_id"]) == [100, 101, 102, 103]
+    assert set(scoring["end"]) == {90.0}
+    assert set(found["trajectory_id"]) == set(range(100, 108))
