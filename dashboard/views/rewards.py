@@ -155,7 +155,8 @@ def _address(run: RunData, evaluation: int | None, **filters: Any) -> str:
 
 
 def _scatter(run: RunData, evaluation: int | None) -> None:
-    rows = run.read(queries.reward_lengths, evaluation, newest=POINTS, at=run.picture())
+    at = run.picture(samples=True)  # answers are scored between updates, too
+    rows = run.read(queries.reward_lengths, evaluation, newest=POINTS, at=at)
     panels.frame_card(
         "Length against reward",
         scatter_chart,

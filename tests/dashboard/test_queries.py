@@ -7,18 +7,24 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dashboard.components import panels
+from dashboard.reads import data
+from dashboard.views import rewards
 from headrace.protocol.records.record_types import (
     BatchTaken,
     MetricsSampled,
+    RewardArrived,
     RunPhase,
+    TrajectoryEnded,
     UpdateCommitted,
 )
 from storage import queries
 from storage.queries import answers
 from storage.queries.metrics import Axis
 from storage.run_store import RunStore
-from tests.dashboard.odd_runs import evaluate
+from tests.dashboard.odd_runs import breathe, evaluate
 from tests.dashboard.scripted_run import MARKUP_ID, make_config, write_run
+from tests.storage.samples import chunk, group
 
 
 def test_a_bounded_series_keeps_least_and_largest_and_the_ends(run_dir: Path) -> None:
@@ -202,3 +208,24 @@ def test_an_evaluation_has_its_own_answers_and_a_prompt_its_history(tmp_path: Pa
     (failure,) = [one for one in queries.reward_failures(run) if one.status == "crashed"]
     assert failure.number == 1
     assert (queries.trajectory_page(run, limit=1).rows["surprise"] == 0.5).all()
+
+
+def test_answers_over_their_lengths_are_those_scored_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first update, which may take an hour, and between two of them."""
+    run = tmp_path / "young-1"
+    store = RunStore.create(run, run.name, make_config(tmp_path))
+    store.append([RunPhase(at=0.0, phase="training"), group(10, size=2)])
+    breathe(run)
+    shown: list[int] = []
+    monkeypatch.setattr(panels, "frame_card", lambda *parts, **_: shown.append(len(parts[2])))
+    for key, at in ((100, 10.0), (101, 20.0)):
+        ended = TrajectoryEnded(at=at, trajectory_id=key, status="finished", length=2)
+        score = RewardArrived(at=at, trajectory_id=key, status="ok", reward=1.0, correct=True)
+        store.append([chunk(key, 0, 2, at=at, finish="stop"), ended, score])
+        line = queries.run_line(run)
+        assert (line.status, line.updates) == ("training", 0)
+        rewards._scatter(data.RunData(line), None)
+    store.close()
+    assert shown == [1, 2]
