@@ -154,7 +154,7 @@ def _group_words(rows: pd.DataFrame) -> str:
     where = panels.answers_name(None if pd.isna(number_of) else int(number_of), first["purpose"])
     known = rows["reward"].dropna()
     reward = f"reward {number(float(known.mean()))}" if len(known) else "no reward"
-    return f"{when}, {where}: {reward}" + (f" (mean of {len(rows)})" if len(rows) > 1 else "")
+    return f"{when}, {where}: {reward}" + (f" (mean of {len(known)})" if len(known) > 1 else "")
 
 
 def _text(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | None, way: str) -> None:

@@ -22,6 +22,7 @@ from dashboard.components.run_picker import LATEST
 from dashboard.components.tokens import COLOURINGS
 from dashboard.formatting import count, share
 from dashboard.reads import data
+from dashboard.views.answer import _group_words
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
@@ -304,6 +305,15 @@ def test_siblings_are_one_click_away(open_page: Callable[..., AppTest]) -> None:
     test.button(key="sibling_201").click().run()
     assert not test.exception
     assert "Trajectory 201" in html_of(test)
+
+
+def test_a_mean_reward_says_of_how_many_answers_it_is() -> None:
+    """Of four answers one has no score yet, and one scoring failed."""
+    about = {"update": 3, "evaluation": None, "purpose": "train"}
+    rows = pd.DataFrame([{**about, "reward": reward} for reward in (1.0, None, 0.0, None)])
+    assert _group_words(rows) == "update 3, training: reward 0.5 (mean of 2)"
+    assert _group_words(rows[:2]) == "update 3, training: reward 1"
+    assert _group_words(rows[1:2]) == "update 3, training: no reward"
 
 
 @pytest.mark.parametrize(
