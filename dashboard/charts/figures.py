@@ -337,13 +337,14 @@ def _with_pointer(
     nearest = alt.selection_point(
         fields=["x"], on="pointerover", clear="pointerout", empty=False, toggle=False
     )
-    wide = data.pivot_table(index="x", columns="label", values="value").reset_index()
-    wide["update"] = wide["x"].map(data.groupby("x")["update"].first())
-    wide = thinned(wide, [label for label in labels if label in wide], POINTED)
-    # Vega reads dots and brackets in a field's name as a path.
+    # Vega reads dots and brackets in a field's name as a path, and a label may be x or update.
     fields: Mapping[str, str] = {label: f"v{i}" for i, label in enumerate(labels)}
+    named = data.assign(field=data["label"].map(fields))
+    wide = named.pivot_table(index="x", columns="field", values="value").reset_index()
+    wide["update"] = wide["x"].map(data.groupby("x")["update"].first())
+    wide = thinned(wide, [field for field in fields.values() if field in wide], POINTED)
     borders = [*wide["x"][:1], *wide["x"].rolling(2).mean()[1:], *wide["x"][-1:]]
-    base = alt.Chart(wide.rename(columns=fields).assign(begin=borders[:-1], end=borders[1:]))
+    base = alt.Chart(wide.assign(begin=borders[:-1], end=borders[1:]))
     rule = base.mark_rule(color=GREY, strokeWidth=1.2).encode(
         x="x:Q", opacity=alt.condition(nearest, alt.value(0.7), alt.value(0))
     )

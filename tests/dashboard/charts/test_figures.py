@@ -113,6 +113,13 @@ def test_the_pointer_names_every_series() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["environment/x", "environment/update", "rewards/x/mean"])
+def test_a_metric_may_have_the_name_of_a_column(name: str) -> None:
+    chart = figures.series_chart(series(4, name).assign(value=7.0))
+    rows = chart.to_dict()["datasets"][layers_of(chart)[-1]["data"]["name"]]
+    assert [(row["x"], row["update"], row["v0"]) for row in rows] == [(x, x, 7) for x in range(4)]
+
+
 def test_shares_are_percent() -> None:
     chart = figures.series_chart(series(5, "actor/pg_clipfrac"), unit="share")
     assert layers_of(chart)[0]["encoding"]["y"]["axis"]["format"] == ".2~%"
