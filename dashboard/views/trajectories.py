@@ -153,7 +153,7 @@ def _wanted(run: RunData, kinds: dict[str, Any]) -> dict[str, Any]:
         "filters": kinds | {name: values for name, values in chosen.items() if values},
         "search": text if text and place == "prompt" else None,
         "response": text if text and place == "response" else "",
-        "updates": None if update is None else (int(update), int(last or update)),
+        "updates": None if update is last is None else (int(update or 0), int(last or update or 0)),
         "newest": None if newest is None else int(newest),
         "sort": column,
         "descending": descending,

@@ -222,6 +222,17 @@ def test_trajectories_filter_and_read(open_page: Callable[..., AppTest], run_dir
     assert metrics_of(test)["Reward"] == "1"
 
 
+def test_a_range_of_updates_may_have_an_end_alone(
+    open_page: Callable[..., AppTest], run_dir: Path
+) -> None:
+    test = open_page("trajectories").run()
+    test.number_input(key="to_update").set_value(4).run()
+    assert not test.exception
+    found = [queries.trajectory_page(run_dir, updates=(1, last)).total for last in (4, 24)]
+    assert 0 < found[0] < found[1]
+    assert f"of {count(found[0])} trajectories" in test.caption[0].value
+
+
 def test_answers_of_evaluations_along_the_stream_are_a_choice(
     open_page: Callable[..., AppTest], tmp_path: Path
 ) -> None:
