@@ -6,6 +6,7 @@ trajectory that lost tokens.
 
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
@@ -189,7 +190,7 @@ def shown(rows: pd.DataFrame, run: str) -> pd.DataFrame:
         ", ".join(f"{reason_name(r)} {count(n)}" if many else reason_name(r) for r, n in f.items())
         for f, many in zip(rows["reasons"], several, strict=True)
     ]
-    links = [f"trajectories?run={run}&trajectory={key}" for key in rows["trajectory_id"]]
+    links = [f"trajectories?run={quote(run)}&trajectory={key}" for key in rows["trajectory_id"]]
     kept = ["window", "windows", "start", "end", "lost", "of", "update", "status", "length"]
     columns: dict[str, Any] = {"trajectory": links, "reasons": words}
     columns |= {name: rows[name] for name in kept if name in rows}

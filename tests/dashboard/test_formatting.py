@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
+import pandas as pd
 import pytest
 
 from dashboard.formatting import (
@@ -15,7 +17,7 @@ from dashboard.formatting import (
     what_binds,
     without_template,
 )
-from dashboard.views import learning
+from dashboard.views import dropped, learning
 from headrace.metrics.registry import METRICS
 
 
@@ -118,3 +120,9 @@ def test_prompts_are_shown_without_what_their_template_writes() -> None:
     assert without_template(prompts) == [f"\u2026 Tom has {n} pens. How many?" for n in (4, 17)]
     for whole in (prompts[:1], ["1 + 2 =", "1 + 3 ="], [], ["", "a"]):
         assert without_template(whole) == whole
+
+
+def test_a_lost_token_leads_to_its_answer_whatever_the_folder_is_called() -> None:
+    rows = pd.DataFrame({"trajectory_id": [7], "reasons": [{"stale": 3}], "reward": [None]})
+    (link,) = dropped.shown(rows, "tppo+fix")["trajectory"]
+    assert parse_qsl(urlsplit(link).query) == [("run", "tppo+fix"), ("trajectory", "7")]
