@@ -168,15 +168,14 @@ class Hub:
         """Write the images of drawn prompts.
 
         StorageBlockedError where the disk takes none now, or none in `STORING_S`: others go on."""
-        if media is None or not (media.waits or self._storing):
-            return
-        if first := self._storing is None:
-            self._storing = asyncio.ensure_future(asyncio.to_thread(media.write))
-        await asyncio.wait([self._storing], timeout=STORING_S if first else 0.0)
-        if not self._storing.done():
-            raise StorageBlockedError(f"the disk of {media.folder} to take images")
-        stored, self._storing = self._storing, None
-        stored.result()
+        while media is not None and (media.waits or self._storing):
+            if first := self._storing is None:
+                self._storing = asyncio.ensure_future(asyncio.to_thread(media.write))
+            await asyncio.wait([self._storing], timeout=STORING_S if first else 0.0)
+            if not self._storing.done():
+                raise StorageBlockedError(f"the disk of {media.folder} to take images")
+            stored, self._storing = self._storing, None
+            stored.result()  # It may have begun before these images came.
 
     def record_event(self, record: Record) -> None:
         """Apply a record and queue it for the disk."""

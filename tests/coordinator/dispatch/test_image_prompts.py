@@ -119,6 +119,28 @@ async def test_a_frozen_disk_holds_nobody_up(tmp_path: Path) -> None:
     assert store.read(digest_of(GOOD)) == GOOD
 
 
+async def test_images_are_stored_behind_those_of_an_earlier_prompt(tmp_path: Path) -> None:
+    """The disk has taken the others since, and nobody has asked for them again."""
+    hub, store, thaws = Hub.__new__(Hub), MediaStore(tmp_path / "media"), Event()
+    hub.__dict__["_storing"] = None
+    put, other = store.put, draw({"red": (0, 0, 1, 2)})
+
+    def frozen(data: bytes) -> str:
+        thaws.wait(60)
+        return put(data)
+
+    store.put = frozen  # type: ignore[method-assign]
+    store.later(digest_of(GOOD), GOOD)
+    with pytest.raises(StorageBlockedError):
+        await hub.store_images(store)
+    thaws.set()
+    assert hub._storing is not None
+    await asyncio.wait([hub._storing])
+    store.later(digest_of(other), other)
+    await hub.store_images(store)
+    assert store.read(digest_of(other)) == other
+
+
 async def test_a_processor_that_changed_over_a_restart_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
