@@ -102,7 +102,7 @@ class Coordinator:
             return False
         if refusal := self._refusal(peer, message):
             hub.rejections.add(name, *refusal)
-            if isinstance(message, m.UpdateDone):
+            if isinstance(message, m.UpdateDone) and peer is hub.peers.learner:
                 await self.parts.training.check_unexpected_update(message)
             return False
         await self._act(name, peer, message)

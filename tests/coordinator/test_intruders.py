@@ -206,6 +206,7 @@ async def test_a_generator_that_speaks_as_the_learner_or_the_user(tmp_path: Path
         "generator-9: a generator may not send Command",
     ]
     assert len(incidents(records, "not_asked")) == 1
+    assert not incidents(records, "learner_brought_back")
 
 
 async def test_a_chunk_for_the_lease_of_another_generator(tmp_path: Path) -> None:
