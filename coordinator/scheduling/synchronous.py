@@ -67,7 +67,8 @@ class SynchronousScheduler(Scheduler):
                 self._pending.add(key)
             elif self.warming or key not in through:
                 self._join_round(key)
-        if self._config.environment is not None:  # Else all groups of a round are issued at once.
+        has_images = any(group.media for group in account.groups.values())
+        if has_images or self._config.environment is not None:  # Else all are issued at once.
             size = self._schedule.num_generations
             slots = self._warmup.prompts * size or self._schedule.batch_windows
             self._lacking = max(0, slots - len(self._round | through)) // size

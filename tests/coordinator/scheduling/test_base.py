@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
-from headrace.protocol.records.record_types import ClosedWindow
-from headrace.protocol.token_spans import Mark, Streams
+from headrace.protocol.records.record_types import ClosedWindow, GroupIssued, Record
+from headrace.protocol.token_spans import Mark, MediaRun, Streams
 from headrace.trajectory.windows import Window, trajectory_of
 from tests.coordinator.world import World, make_config, policy_windows, value_trajectories
 
@@ -182,6 +182,22 @@ def test_a_round_waits_for_groups_that_could_not_be_issued_at_once() -> None:
     prepared = world.take()
     assert prepared is not None
     assert len(prepared.taken.windows) == 4
+
+
+def test_a_round_whose_images_were_being_stored_is_issued_to_its_end_after_a_restart() -> None:
+    """Each group of it was recorded for itself."""
+
+    class Seeing(World):
+        def note(self, record: Record) -> None:
+            if isinstance(record, GroupIssued):
+                record = replace(record, media=[MediaRun("0" * 64, 0, 1)])
+            super().note(record)
+
+    world = Seeing(make_config())
+    assert world.scheduler.next_leases(8) == ([], 4)
+    world.issue()
+    world.restart()
+    assert world.scheduler.next_leases(8)[1] == 3
 
 
 def test_a_full_start_waits_for_first_windows_after_a_restart_too() -> None:
