@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.connections.message_checks import end_record
-from coordinator.hub import Hub
+from coordinator.hub import IMAGES, Hub
 from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.monitoring.status import status
 from coordinator.parts import Parts
@@ -136,6 +136,7 @@ class Phases:
 
     def _enter(self, phase: Phase) -> None:
         hub, before, self.phase = self.hub, self.phase, phase
+        hub.troubles.waits.pop(IMAGES, None)  # Where prompts are still drawn it is set again.
         match phase:
             case "evaluating":
                 during: Label = "during" if self._evaluation_due() else "after"

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from coordinator.hub import IMAGES
 from coordinator.monitoring.status import status
 from coordinator.persistence import recorder
 from headrace.errors import StorageBlockedError
@@ -77,6 +78,19 @@ async def test_an_end_that_waits_for_the_disk_holds_nobody_up(
             assert (coordinator.phases.phase, coordinator.phases.outcome) == ("ending", "stopped")
             full = False
             assert await gone_on(stage) == "leaving"
+
+
+async def test_a_wait_for_room_for_images_ends_where_no_prompt_is_drawn(tmp_path: Path) -> None:
+    """Else no stall would ever end the run: a wait for a disk is no reason to give up."""
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        phases = stage.coordinator.phases
+        await stage.work()
+        assert phases.name == "training"
+        stage.hub.troubles.set_wait(IMAGES, "disk", LACK)
+        phases.stop("stopped")
+        await phases.advance()
+        assert phases.name != "training"
+        assert not stage.hub.troubles.waits
 
 
 async def test_a_last_checkpoint_that_never_comes_does_not_hold_the_run_for_ever(
