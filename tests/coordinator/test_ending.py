@@ -134,6 +134,21 @@ async def test_an_end_without_its_last_checkpoint_says_so(tmp_path: Path) -> Non
         assert told == ["no checkpoint of the last update: the learner was gone before it"]
 
 
+async def test_a_learner_that_comes_behind_the_end_takes_nothing_back(tmp_path: Path) -> None:
+    """It was started again, from a checkpoint or from the starting model, and loaded too long."""
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        await closing(stage)
+        await stage.say(LEARNER, m.Goodbye())
+        state, update = stage.hub.state, stage.hub.state.committed
+        back = m.Hello(role="learner", name=LEARNER, pid=2, host="here")
+        assert stage.coordinator.phases.name == "closing"  # In `ending`.
+        assert not await stage.say(LEARNER, back)
+        assert await gone_on(stage) == "leaving"
+        assert not await stage.say(LEARNER, back)
+        assert stage.hub.peers.learner is None
+        assert (state.lineage, state.committed) == (0, update)
+
+
 async def test_a_learner_that_ends_with_an_error_of_its_own_ends_the_run_with_it(
     tmp_path: Path,
 ) -> None:
