@@ -62,8 +62,10 @@ class Coordinator:
             for task in work:
                 task.cancel()
             if not recorder.done():
-                await self.hub.recorder.flush()
-                recorder.cancel()
+                flush = asyncio.create_task(self.hub.recorder.flush(), name="flush")
+                await asyncio.wait([recorder, flush], return_when=asyncio.FIRST_COMPLETED)
+                if not recorder.cancel():  # It failed, and no flush ends any more.
+                    recorder.result()
                 await self.waits.write_last(self.phases.name)
 
     # -- messages ---------------------------------------------------------------------------------

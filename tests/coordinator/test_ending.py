@@ -2,6 +2,7 @@
 is gone, or says Hello anew."""
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -218,3 +219,23 @@ async def test_a_learner_that_goes_back_in_the_last_evaluation_trains_on(tmp_pat
         ids = {key for group in counted for key in group.trajectory_ids}
         chunks = [r for r in records if isinstance(r, ChunkArrived) and r.trajectory_id in ids]
         assert {span.version for chunk in chunks for span in chunk.spans} == {done.version}
+
+
+async def test_a_disk_that_breaks_at_the_very_end_is_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last records cannot be written, and nobody waits for them."""
+    stage = Stage(endless(), tmp_path / "run-1")
+
+    def broken(records: Sequence[Record]) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(stage.store, "append", broken)
+    stage.coordinator.phases.phase = "closed"
+    try:
+        with pytest.raises(OSError, match="the disk is broken"):
+            async with asyncio.timeout(10):
+                await stage.coordinator.run()
+    finally:
+        stage.hub.router.close()
+        stage.store.close()
