@@ -48,7 +48,6 @@ class Scoring:
         """Scores of answers whose lines are still being scored, by trajectory."""
         self._rewarded: list[Trajectory] = []
         self._failures_in_a_row: Counter[str] = Counter()
-        self.seconds = 0.0
         self._audits = ScoreAudit(hub, self.source_of)
         self.spread = GroupDiversity(prompts.decode, hub.monitors.spread, seed=hub.config.seed)
         hub.monitors.queues, hub.monitors.in_flight = self.queues, self.in_flight
@@ -176,7 +175,6 @@ class Scoring:
                 self._hub.rejections.count("score_not_asked")
                 continue
             worker.answered(ask)
-            self.seconds += score.seconds
             if ask.trajectory_id not in self._hub.account.trajectories:
                 continue  # Of a branch whose evaluation is over.
             outdated = self._hub.rankers.is_outdated(ask)
@@ -222,10 +220,7 @@ class Scoring:
     def _take_lines(self, lines: LineScoring, ask: ScoreKey, score: Score) -> list[Trajectory]:
         score = lines.checked(score)
         self._count(ask, score)
-        trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
-        if trajectory is None:
-            lines.drop(ask.trajectory_id)
-            return []
+        trajectory = self._hub.account.trajectories[ask.trajectory_id]
         settles = ask.trajectory_id in self._outcomes
         self._hub.record_event(lines.answered(trajectory, score, settles=settles))
         self._record_outcome(trajectory)
