@@ -156,10 +156,10 @@ class LeaseTable:
 
     def _wait(self, trajectory_id: int) -> None:
         """Let an unfinished trajectory wait for a lease, or for its environment first."""
+        if self._is_inside(trajectory_id):
+            self.open.add(trajectory_id)
         if self.account.trajectories[trajectory_id].paused:
             self.paused.add(trajectory_id)
-            if self._is_inside(trajectory_id):
-                self.open.add(trajectory_id)
             return
         self.paused.discard(trajectory_id)
         if self.account.trajectories[trajectory_id].purpose != "train":
@@ -167,8 +167,6 @@ class LeaseTable:
                 self._waits_evaluation.add(trajectory_id)
                 heappush(self._evaluation, trajectory_id)
             return
-        if self._is_inside(trajectory_id):
-            self.open.add(trajectory_id)
         inside = trajectory_id in self.open
         waits, others = self._waits_at_border, self._waits_inside
         if inside:
