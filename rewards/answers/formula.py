@@ -37,6 +37,10 @@ _CALLED = re.compile(
     r"\\(?:[dt]?binom|choose|log|ln|lg|[lr]?floor|[lr]?ceil|(?:arc)?(?:sin|cos|tan|cot|sec|csc))"
     r"(?![a-z])"
 )
+# math-verify takes integers side by side for a mixed number, 43 7 and (43)(7) for 50.
+_BESIDE = re.compile(
+    r"(?<![0-9.,^_])[0-9]+(?:[\s()]+\{?|\{)[0-9]|(?<![a-zA-Z^_\]}])\{\s*[0-9]+\s*\}[\s({]*[0-9]"
+)
 _TASKS = {"Sum", "Product", "Integral", "Limit", "Derivative", "Mod", "Max", "Min"}
 
 
@@ -202,7 +206,8 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
     formula = said[0]
     if not getattr(number, "is_Number", False) or getattr(formula, "is_Relational", False):
         return False
-    if _CALLED.search(str(said[-1])) and not _CALLED.search(str(right[-1])):
+    text, wanted = str(said[-1]), str(right[-1])
+    if _BESIDE.search(text) or (_CALLED.search(text) and not _CALLED.search(wanted)):
         return True
     factors = formula.args if getattr(formula, "is_Mul", False) else ()
     factors = [x.base if x.is_Pow and x.exp == 1 else x for x in factors]
@@ -210,7 +215,7 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
         getattr(formula, "is_Add", False)
         or any(getattr(x, "is_Add", False) and x.is_rational for x in _walk(formula))
         or sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in factors) > 1
-        or (number.is_Integer and _divides(said) and not _divides(right))
+        or bool(number.is_Integer and _DIVISION.search(text) and not _DIVISION.search(wanted))
     )
 
 
@@ -226,7 +231,3 @@ def _walk(formula: Any) -> Iterator[Any]:
     yield formula
     for part in getattr(formula, "args", ()):
         yield from _walk(part)
-
-
-def _divides(parsed: list[Any]) -> bool:
-    return _DIVISION.search(str(parsed[-1])) is not None
