@@ -32,6 +32,7 @@ RIGHT = {
         (r"\frac 35", r"\boxed{\frac{3}{5}}"),
         ("2.4e5", r"\boxed{2.4 \times 10^5}"),
         (r"6.02 \cdot 10^{3}", r"\boxed{6020}"),
+        (r"1.6 \times 10^{-19}", r"\boxed{\frac{1.6}{10^{19}}}"),
         ("5/12", r"\boxed{0.416667}"),
         ("5 million", r"\boxed{5,000,000}"),
         ("0.36", r"\boxed{.36}"),
@@ -206,6 +207,8 @@ WRONG = {
         ("5 million", r"\boxed{5}"),
         ("2.4e5", r"\boxed{2.4 \times 10^6}"),
         ("100000000", r"\boxed{100000001}"),
+        (r"1.6 \times 10^{-19}", r"\boxed{10^{-19}}"),
+        (r"1.6 \times 10^{-19}", r"\boxed{e^{-99}}"),
     ],
     "calculations": [
         ("50", r"\boxed{43 - 39 + 46}"),
