@@ -221,14 +221,28 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
     text, wanted = str(said[-1]), str(right[-1])
     if _BESIDE.search(text) or (_CALLED.search(text) and not _CALLED.search(wanted)):
         return True
-    factors = formula.args if getattr(formula, "is_Mul", False) else ()
-    factors = [x.base if x.is_Pow and x.exp == 1 else x for x in factors]
     return (
         getattr(formula, "is_Add", False)
         or any(getattr(x, "is_Add", False) and x.is_rational for x in _walk(formula))
-        or sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in factors) > 1
+        or _multiplies(formula)
         or bool(number.is_Integer and _DIVISION.search(text) and not _DIVISION.search(wanted))
     )
+
+
+def _multiplies(formula: Any) -> bool:
+    """Return whether a product of numbers is still to be done, in a root, a power or bars, too."""
+    held = (x for x in _walk(formula) if type(x).__name__ in ("Abs", "Pow"))
+    parts = (formula, *(x.args[0] for x in held if not x.is_Pow or x.exp.is_positive))
+    products = (x.args for x in parts if getattr(x, "is_Mul", False))
+    return any(
+        sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in map(_base, factors)) > 1
+        for factors in products
+    )
+
+
+def _base(factor: Any) -> Any:
+    """The number whose first power a factor is, else the factor."""
+    return factor.base if factor.is_Pow and factor.exp == 1 else factor
 
 
 def _tasks_of(parsed: list[Any]) -> set[str]:
