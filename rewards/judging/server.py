@@ -244,7 +244,7 @@ class JudgeServer:
             headers["Authorization"] = f"Bearer {address.key}"
         try:
             response = await self._open().request(method, url, headers=headers, content=body)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             text = f"{url} does not answer: {str(error) or type(error).__name__}"
             raise TransientJudgeError(text) from error
         if response.is_success:

@@ -64,6 +64,17 @@ async def test_a_dropped_connection_is_tried_again() -> None:
         assert usage.requests == 3
 
 
+async def test_an_answer_not_packed_as_it_says_is_tried_again() -> None:
+    def damaged() -> web.StreamResponse:
+        return web.Response(body=b"no gzip at all", headers={"Content-Encoding": "gzip"})
+
+    async with scripted_judge(in_turn(damaged, answer)) as judge, of(judge) as server:
+        usage = JudgeUsage()
+        assert (await server.ask("is it?", usage)).text == "yes"
+        assert usage.requests == 2
+        assert "does not answer: " in usage.problem
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
 async def test_what_will_not_pass_is_told_at_once(
     status: int, monkeypatch: pytest.MonkeyPatch
