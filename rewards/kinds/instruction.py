@@ -22,10 +22,11 @@ from rewards.verifier import Verifier
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SENTENCE_END = re.compile(
-    r"[.!?\u3002\uff01\uff1f]+[\"'\u201d\u2019)]*(?=\s|$)|[\u3002\uff01\uff1f]"
+    r"(?<![.!?\u3002\uff01\uff1f])[.!?\u3002\uff01\uff1f]+[\"'\u201d\u2019)]*(?=\s|$)"
+    r"|[\u3002\uff01\uff1f]"
 )
 _BULLET = re.compile(r"^[ \t]*(?:[-*+\u2022]|[0-9]+[.)])[ \t]+\S", re.MULTILINE)
-_FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*)\n\s*```", re.DOTALL)
+_FENCE = re.compile(r"```[a-zA-Z]*[^\S\n]*\n(.*)\n[^\S\n]*```", re.DOTALL)
 _SCRIPTS = {
     "latin": ("LATIN",),
     "cyrillic": ("CYRILLIC",),

@@ -72,6 +72,15 @@ def test_json_too_deep_for_its_schema_is_wrong() -> None:
     assert not judged(verify, "[" * 500 + "]" * 500, "").correct
 
 
+def test_rows_of_dots_and_of_empty_lines_end_soon() -> None:
+    checks = [{"type": "length", "unit": "sentences", "max": 1}, {"type": "json"}]
+    verify = verifier("instruction", checks=checks)
+    for text in ("." * 200_000 + "x", "```json" + "\n" * 10_000 + "x"):
+        verdict = judged(verify, text, "")
+        assert (verdict.parts["1_length"], verdict.parts["2_json"]) == (1.0, 0.0)
+    assert judged(verify, "```json \n\n[1]\n\n ```", "").correct
+
+
 def test_the_score_is_the_share_that_holds() -> None:
     checks = [check for check, _, _ in HOLDS[:1]]
     verify = verifier("instruction", checks=checks, checks_column="more")
