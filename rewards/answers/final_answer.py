@@ -17,8 +17,8 @@ NEAR = 600
 """Characters examined before the last digit or formula when nothing marks the answer."""
 _WIDE = 20_000
 
-_BOX = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
-_BARE_BOX = re.compile(r"\\+(?:boxed|fbox)\s*([^\s{}\\$]{1,40})")
+_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
+_BARE_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)\s*([^\s{}\\$]{1,40})")
 _HASHES = re.compile(r"^####[ \t]*(\S.*)$", re.MULTILINE)
 _TAG = re.compile(r"<answer>([^<]{1,2000})</answer>", re.IGNORECASE)
 _TOLD = re.compile(

@@ -384,6 +384,7 @@ COSTLY = [
     "the answer is " * 50_000,
     r"\text{" * 10_000,
     "**" * 30_000,
+    "\\" * 200_000,
     "- 1 " * 30_000,
 ]
 """Texts that would cost minutes, or all memory, if they were calculated or searched carelessly."""
