@@ -3,7 +3,8 @@
 In: an answer as text, and its prompt, whose images a vision-language model sees. Out: sigma(score -
 center), from 0 to 1, by a model that `headrace reward train` made with `kind = "bradley_terry"`;
 the score itself is the part `logit`. The model reads texts, so its tokenizer need not be the
-policy's. What cannot be read, such as a prompt without its image, is `invalid`, never 0.
+policy's. An empty answer scores 0; what cannot be read, such as a prompt without its image, is
+`invalid`, never 0.
 """
 
 import json
@@ -59,6 +60,8 @@ def build(options: Options) -> Verifier:
         store.folder = Path(item.media)
         prompt = json.loads(item.messages) if item.messages else item.prompt
         text = said_part(item.text, options.thought, options.answer_marker)
+        if not text.strip():
+            return Verdict()  # No pair has taught the model what no answer is worth.
         try:
             logit = scorer.score(prompt, text, ended=item.finished)
         except UserError as error:

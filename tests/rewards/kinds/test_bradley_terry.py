@@ -108,6 +108,10 @@ def test_a_model_of_text_scores_texts_and_refuses_images(tmp_path: Path) -> None
     text = replace(item("a3+0=3;b5+3=8;#8"), prompt="a3b5=")
     scorer = ScoreScorer(outcome.model)
     assert verifier(text).parts["logit"] == pytest.approx(scorer.score("a3b5=", text.text))
+    hidden = build(Options(model=str(outcome.model), thought="think", answer_marker="#"))
+    for nothing in ("<think>a3+0=3;#8", "a3+0=3;b5+3=8;", " "):
+        verdict = hidden(replace(text, text=nothing))
+        assert (verdict.reward, verdict.parts) == (0.0, {})
     with pytest.raises(InvalidRewardError, match="parts of type 'image', and text alone is read"):
         verifier(asked(RIGHT, "0" * 64, tmp_path))
 
