@@ -14,7 +14,10 @@ With --rates, the generators share --slots slots that make so many tokens a seco
 of up to 16k tokens, through a generator's own outbox. For each size and rate: `tokens_per_s` that
 were acknowledged, `offered` ones, `tokens_per_cpu_s` of the coordinator, its memory, and what it
 writes to journal and database in a second. `ratios`: by rate, tokens per processor second with the
-last number of generators over those with the first.
+last number of generators over those with the first. --seconds: of each rate; `memory_mb` has the
+coordinator's memory at their beginning and end. With --kill, so many of the generators fall silent
+at the end of the last rate: `lost_generators` is what the coordinator noticed, `lost_tokens` those
+that it acknowledged and that are not in the journal.
 """
 
 import argparse
@@ -23,7 +26,7 @@ import contextlib
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,14 +38,14 @@ from generators.rollout.outbox import Outbox
 from headrace.config.loading.recipe import deep_merge
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
-from headrace.protocol.records.record_types import ProcessChanged
+from headrace.protocol.records.record_types import ChunkArrived, ProcessChanged
 from storage.journal.store import read_journal
 from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, ScriptedReward, until
 
 WARM_UP = 0.2
 """Share of a measurement that is not counted: files are created, peers join."""
 PATIENCE_S = 120.0
-SETTLE_S, PACE_S = 5.0, 20.0
+SETTLE_S = 5.0
 CHUNK, LONGEST = 256, 64
 """Tokens of a chunk, and chunks of the longest answer, with slots that have a rate."""
 G = TypeVar("G", bound=ScriptedGenerator)
@@ -79,7 +82,8 @@ class PacedGenerator(ScriptedGenerator):
         """Leases, each with the number of its chunks so far."""
         self._outbox = Outbox(self.dealer.send)
         self._due = 0.0
-        self.acked = 0
+        self._task: asyncio.Task[None] | None = None
+        self.acked: list[tuple[int, int]] = []
 
     @property
     def busy(self) -> bool:
@@ -87,6 +91,7 @@ class PacedGenerator(ScriptedGenerator):
         return len(self._slots) >= self.capacity
 
     async def run(self) -> None:
+        self._task = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._outbox.run())
             await super().run()
@@ -96,10 +101,21 @@ class PacedGenerator(ScriptedGenerator):
             case m.Leases(leases=leases):
                 self._slots.extend((lease, 0) for lease in leases)
             case m.ChunkAck(acked=acked):
-                self.acked += len(acked) * CHUNK
+                self.acked += acked
                 self._outbox.acknowledge(message)
             case _:
                 await super().answer(message)
+
+    def fall_silent(self) -> None:
+        """Send and receive nothing any more, as a killed process."""
+
+        async def drop(message: m.Message) -> None:
+            pass
+
+        self.dealer.send = drop  # type: ignore[method-assign]
+        self._slots.clear()
+        if self._task is not None:
+            self._task.cancel()
 
     def advance(self, tokens: float) -> None:
         """Let so many tokens be sampled in all slots together."""
@@ -185,41 +201,67 @@ async def measure(
 
 
 async def pace(
-    folder: Path, *, generators: int, ranks: int, slots: int, rates: Sequence[float], core: int
+    folder: Path, load: argparse.Namespace, *, generators: int, core: int
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the figures of one size at each rate in turn, in tokens a second of a slot."""
     config = settings(
-        ranks,
+        load.ranks,
         task={"max_prompt_length": 80, "max_response_length": CHUNK * LONGEST},
-        schedule={"window": 4096, "batch_windows": 1024, "max_staleness": 8 + 2 * slots // 1024},
+        schedule={
+            "window": 4096,
+            "batch_windows": 1024,
+            "max_staleness": 8 + 2 * load.slots // 1024,
+        },
         checkpoint={"every_updates": 10**6},
-        transport={"self_test_s": None},
+        transport={"self_test_s": None, "heartbeat_timeout_s": load.silence_s},
     )
-    sizes = {"generators": generators, "capacity": slots // generators}
+    sizes = {"generators": generators, "capacity": load.slots // generators}
     async with fleet(folder, config, PacedGenerator, **sizes, core=core) as (server, _, paced):
         await until(lambda: all(one.busy for one in paced), PATIENCE_S)
-        for rate in rates:
+        for rate in load.rates:
             await _advance(paced, rate, SETTLE_S)
             acked, written, before = _acked(paced), _written(server), server.used()
-            await _advance(paced, rate, PACE_S)
+            memory = [_memory_mb(server)]
+            await _advance(paced, rate, load.seconds)
             used = server.used().since(before)
             tokens, written = _acked(paced) - acked, _written(server) - written
-            yield {
+            row = {
                 "generators": generators,
                 "rate": rate,
-                "offered": round(rate * slots),
+                "offered": round(rate * load.slots),
                 "tokens_per_s": round(tokens / used.wall_s),
                 "tokens_per_cpu_s": round(tokens / used.cpu_s),
                 "coordinator_busy": round(used.cpu_s / used.wall_s, 3),
                 "loop_busy": round(used.loop_s / used.wall_s, 3),
                 "peers_busy": round(used.peers_s / used.wall_s, 3),
-                "memory_mb": round(server.seen.memory_info().rss / 1e6),
+                "memory_mb": [*memory, _memory_mb(server)],
                 "disk_mb_per_s": round(written / used.wall_s / 1e6, 2),
             }
+            if load.kill and rate == load.rates[-1]:
+                for one in paced[: load.kill]:
+                    one.fall_silent()
+                await _advance(paced, rate, 2 * load.silence_s)
+                row |= _losses(folder / "journal", [key for one in paced for key in one.acked])
+            yield row
+
+
+def _losses(journal: Path, acked: Iterable[tuple[int, int]]) -> dict[str, int]:
+    """Count lost generators, and tokens of acknowledged chunks that the journal has not."""
+    silent, arrived = 0, set[tuple[int, int]]()
+    for batch in read_journal(journal):
+        for _, one in batch:
+            silent += isinstance(one, ProcessChanged) and one.state == "lost"
+            if isinstance(one, ChunkArrived):
+                arrived.add((one.trajectory_id, one.chunk_index))
+    return {"lost_generators": silent, "lost_tokens": len(set(acked) - arrived) * CHUNK}
+
+
+def _memory_mb(server: PinnedCoordinator) -> int:
+    return round(server.seen.memory_info().rss / 1e6)
 
 
 def _acked(paced: Sequence[PacedGenerator]) -> int:
-    return sum(one.acked for one in paced)
+    return CHUNK * sum(len(one.acked) for one in paced)
 
 
 def _written(server: PinnedCoordinator) -> int:
@@ -256,9 +298,8 @@ async def _all_paces(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     rows = []
     with bench_folder(parser) as (root, core):
         for size in args.generators:
-            load = {"ranks": args.ranks, "slots": args.slots, "rates": args.rates}
-            async for row in pace(root / str(size), generators=size, core=core, **load):
-                print("  ".join(f"{name} {value:,}" for name, value in row.items()), flush=True)
+            async for row in pace(root / str(size), args, generators=size, core=core):
+                print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
                 rows.append(row)
     per_cpu_s = {(row["generators"], row["rate"]): row["tokens_per_cpu_s"] for row in rows}
     few, many = args.generators[0], args.generators[-1]
@@ -277,6 +318,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
     parser.add_argument("--rates", type=float, nargs="+", help="tokens a second of each slot")
     parser.add_argument("--slots", type=int, default=100_000, help="of all generators together")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each rate")
+    parser.add_argument("--kill", type=int, default=0, help="generators that fall silent")
+    parser.add_argument("--silence-s", type=float, default=60.0, help="after which one is lost")
     add_rows_option(parser)
     args = parser.parse_args(argv)
     if args.rates:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
@@ -325,14 +326,15 @@ def join_ranks(
         # Gloo takes the interface of the host's own name, which is often the loopback.
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     backend = "nccl" if device.type == "cuda" else "gloo"
-    store = dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=RANK_TIMEOUT)
+    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=RANK_TIMEOUT)
     check_devices(store, rank, world_size, device.type)
-    size = {"rank": rank, "world_size": world_size, "timeout": RANK_TIMEOUT}
-    dist.init_process_group(backend, store=store, **size)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=RANK_TIMEOUT
+    )
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
-def check_devices(store: dist.Store, rank: int, world_size: int, kind: str) -> None:
+def check_devices(store: Store, rank: int, world_size: int, kind: str) -> None:
     """UserError on every rank where not all have this kind of device: no group would form."""
     store.set(f"device {rank}", kind)
     kinds = [store.get(f"device {other}").decode() for other in range(world_size)]
@@ -340,8 +342,5 @@ def check_devices(store: dist.Store, rank: int, world_size: int, kind: str) -> N
     if rank == 0:  # Its process has the store, which ends with it.
         store.wait([f"read {other}" for other in range(world_size)])
     if set(kinds) != {kind}:
-        places = {
-            each: [n for n, k in enumerate(kinds) if k == each] for each in sorted(set(kinds))
-        }
-        told = ", ".join(f"ranks {numbers} {each}" for each, numbers in places.items())
+        told = ", ".join(f"{number}: {found}" for number, found in enumerate(kinds))
         raise UserError(f"the learner's ranks see different devices ({told}): set learner.device")

@@ -245,7 +245,7 @@ def _files(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[Fac
     weights = f"of published weights, {KEPT_VERSIONS + 1} versions, in {place}"
     last = config.checkpoint.keep_last
     return [
-        Fact("versions", round((KEPT_VERSIONS + 1) * version / GIB, 2), "GiB", weights),
+        Fact("weights", round((KEPT_VERSIONS + 1) * version / GIB, 2), "GiB", weights),
         Fact(
             "checkpoint", round(checkpoint_bytes(config, shape) / GIB, 2), "GiB",
             f"about, on disk; the last {last} and the best stay, and one more while it is written",

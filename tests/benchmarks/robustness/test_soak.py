@@ -1,12 +1,13 @@
 """Soak and fleet: what they compute from looks and rows, and a short real run of each."""
 
+import argparse
 import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.robustness.fleet import measure, summary
+from benchmarks.robustness.fleet import measure, pace, summary
 from benchmarks.robustness.soak import MemorySample, growth, run
 
 
@@ -55,3 +56,16 @@ def test_a_fleet_of_many_is_served_without_losing_one(tmp_path: Path) -> None:
     )
     assert found["lost"] == 0
     assert found["trajectories_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_generators_that_fall_silent_lose_no_acknowledged_token(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    load = argparse.Namespace(ranks=2, slots=40, rates=[50.0], seconds=2.0, kill=3, silence_s=1.5)
+
+    async def rows() -> list[dict[str, float]]:
+        return [row async for row in pace(tmp_path / "run", load, generators=10, core=core)]
+
+    (row,) = asyncio.run(rows())
+    assert (row["lost_generators"], row["lost_tokens"]) == (3, 0)
+    assert row["tokens_per_s"] > 0

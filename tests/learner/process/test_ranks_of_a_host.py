@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from headrace.errors import UserError
 from headrace.host.hardware import free_port
@@ -81,8 +81,8 @@ def test_local_rank_is_an_index_among_the_cards_that_a_rank_sees(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(deepspeed_engine, "check_devices", mock.Mock())
-    for name in ("TCPStore", "init_process_group"):
-        monkeypatch.setattr(deepspeed_engine.dist, name, mock.Mock())
+    monkeypatch.setattr(deepspeed_engine, "TCPStore", mock.Mock())
+    monkeypatch.setattr("torch.distributed.init_process_group", mock.Mock())
     monkeypatch.setattr("deepspeed.init_distributed", lambda **settings: None)
     device = choose_device("cuda", told)
     with mock.patch.dict(os.environ):
@@ -93,7 +93,7 @@ def test_local_rank_is_an_index_among_the_cards_that_a_rank_sees(
 
 def test_ranks_that_see_different_devices_are_told_so() -> None:
     """A driver is broken on one of two hosts, say: gloo and NCCL would wait for each other."""
-    store = dist.HashStore()
+    store = HashStore()
 
     def told(rank: int) -> str:
         with pytest.raises(UserError) as caught:
@@ -103,4 +103,4 @@ def test_ranks_that_see_different_devices_are_told_so() -> None:
     with ThreadPoolExecutor(3) as pool:
         texts = set(pool.map(told, range(3)))
     (text,) = texts
-    assert "(ranks [1] cpu, ranks [0, 2] cuda): set learner.device" in text
+    assert "(0: cuda, 1: cpu, 2: cuda): set learner.device" in text
