@@ -55,7 +55,7 @@ def _body(run: RunData) -> None:
 
 
 def snapshot(run: RunData) -> HealthSnapshot:
-    """How the processes are at this moment."""
+    """State of the processes at this moment."""
     beat_s = run.config().get("transport", {}).get("heartbeat_s") or 0.0
     silent_s = max(_LEAST_SILENCE_S, _BEATS * float(beat_s))
     status = queries.coordinator_status(run.line.run_dir)
