@@ -128,6 +128,18 @@ def test_the_trajectories_that_keys_and_values_have_room_for(
     assert (found.value, found.meaning) == (gib, meaning)
 
 
+@pytest.mark.parametrize(("free", "place"), [(15, "in /dev/shm"), (14, "in the run folder")])
+def test_the_room_that_files_take(make_config: Make, free: int, place: str) -> None:
+    """Four versions of 2 bytes a parameter; a checkpoint has 12 more of the optimizer."""
+    cards = tuple(Gpu(index, "card", 80 * GIB) for index in range(2))
+    machine = Hardware((0, 1), 64 * GIB, 64 * GIB, cards, shm_bytes=free * GIB)
+    group = ("algorithm.advantages.kind=group", "algorithm.value=null")
+    config = resolve(make_config(*group), machine, BILLION).config
+    found = {fact.name: fact for fact in memory_facts(config, BILLION, machine)}
+    assert (found["weights"].value, found["checkpoint"].value) == (7.45, 13.04)
+    assert place in found["weights"].meaning
+
+
 def test_a_trajectory_that_fits_a_micro_batch_shares_it(make_config: Make) -> None:
     group = ("algorithm.advantages.kind=group", "algorithm.value=null")
     config = resolve(make_config(*group), CPU).config
