@@ -222,9 +222,13 @@ class Phases:
         if stop.after_warmup and not self.hub.scheduler.warming:
             return "the value model's warm-up is over"
         if stop.accuracy is not None:
-            last = [e.accuracy for e in state.evaluations if e.label == "during"][-2:]
-            if len(last) == 2 and min(last) >= stop.accuracy:
-                return f"accuracy {last[-1]:.3f} twice"
+            last, before = list[float](), committed + 1
+            for each in reversed(state.evaluations):
+                if each.label == "during" and each.update < before:  # A rollback undid the others.
+                    last.append(each.accuracy)
+                    before = each.update
+            if len(last) > 1 and min(last[:2]) >= stop.accuracy:
+                return f"accuracy {last[0]:.3f} twice"
         return None
 
     def _is_quiet(self) -> bool:

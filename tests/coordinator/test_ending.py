@@ -50,6 +50,38 @@ async def gone_on(stage: Stage) -> str:
     return stage.coordinator.phases.phase
 
 
+@pytest.mark.parametrize(
+    ("committed", "updates", "ends"),
+    [
+        (20, [10, 20], True),
+        (20, [20], False),
+        (20, [10, 20, 20], True),
+        (20, [20, 20], False),  # the first was rolled back
+        (10, [10, 20, 30], False),  # the last two were
+        (20, [10, 20, 30, 20], True),
+    ],
+)
+async def test_an_accuracy_ends_a_run_when_two_updates_reach_it(
+    tmp_path: Path, committed: int, updates: Sequence[int], ends: bool
+) -> None:
+    config = endless()
+    config = config.model_copy(update={"stop": config.stop.model_copy(update={"accuracy": 0.9})})
+    async with staged(config, tmp_path / "run-1") as stage:
+        state = stage.hub.state
+        state.evaluations += [evaluated(update) for update in updates]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(state), "committed", committed)
+            found = stage.coordinator.phases._stop_reason()
+        assert found == ("accuracy 0.900 twice" if ends else None)
+
+
+def evaluated(update: int) -> EvaluationDone:
+    return EvaluationDone(
+        label="during", update=update, version=1, num_prompts=1, accuracy=0.9, response_length=1.0,
+        max_response_length=1, truncated=0.0, failed=0, seconds=1.0, train_time_s=1.0,
+    )  # fmt: skip
+
+
 async def test_an_end_that_waits_for_the_disk_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
