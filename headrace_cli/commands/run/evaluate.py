@@ -81,4 +81,5 @@ def _result(run_dir: Path) -> dict[str, Any]:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
     kept = ("num_prompts", "accuracy", "response_length", "max_response_length", "truncated",
             "failed", "seconds")  # fmt: skip
-    return {"run_id": run_dir.name, **{name: rows[-1][name] for name in kept}}
+    found = {name: rows[-1][name] for name in kept}
+    return {"run_id": run_dir.name, **found, "seconds": round(found["seconds"], 1)}
