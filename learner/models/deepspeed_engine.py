@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
@@ -325,13 +325,15 @@ def join_ranks(
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         # Gloo takes the interface of the host's own name, which is often the loopback.
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=RANK_TIMEOUT)
+    # The group's own store: rank 0's, or under torchrun its agent's.
+    store, _, _ = next(rendezvous("env://", timeout=RANK_TIMEOUT))
     check_devices(store, rank, world_size, device.type)
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=RANK_TIMEOUT
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=RANK_TIMEOUT,
     )
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
 def check_devices(store: Store, rank: int, world_size: int, kind: str) -> None:

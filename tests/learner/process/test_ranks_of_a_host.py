@@ -81,8 +81,8 @@ def test_local_rank_is_an_index_among_the_cards_that_a_rank_sees(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(deepspeed_engine, "check_devices", mock.Mock())
-    monkeypatch.setattr(deepspeed_engine, "TCPStore", mock.Mock())
-    monkeypatch.setattr("torch.distributed.init_process_group", mock.Mock())
+    stores = mock.Mock(return_value=iter([(None, rank, 8)]))
+    monkeypatch.setattr(deepspeed_engine, "rendezvous", stores)
     monkeypatch.setattr("deepspeed.init_distributed", lambda **settings: None)
     device = choose_device("cuda", told)
     with mock.patch.dict(os.environ):
