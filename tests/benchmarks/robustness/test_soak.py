@@ -61,7 +61,7 @@ def test_a_fleet_of_many_is_served_without_losing_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_generators_that_fall_silent_lose_no_acknowledged_token(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    load = argparse.Namespace(ranks=2, slots=40, rates=[50.0], seconds=2.0, kill=3, silence_s=1.5)
+    load = argparse.Namespace(ranks=2, slots=40, rates=[50.0], seconds=2.0, kill=3, silence_s=3.0)
 
     async def rows() -> list[dict[str, float]]:
         return [row async for row in pace(tmp_path / "run", load, generators=10, core=core)]
