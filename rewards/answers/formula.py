@@ -37,9 +37,10 @@ _CALLED = re.compile(
     r"\\(?:[dt]?binom|choose|log|ln|lg|[lr]?floor|[lr]?ceil|(?:arc)?(?:sin|cos|tan|cot|sec|csc))"
     r"(?![a-z])"
 )
-# math-verify takes integers side by side for a mixed number, 43 7 and (43)(7) for 50.
+# math-verify takes 43 7 and (43)(7) for 50, as a mixed number; 4(10^3) is a product, and right.
 _BESIDE = re.compile(
-    r"(?<![0-9.,^_])[0-9]+(?:[\s()]+\{?|\{)[0-9]|(?<![a-zA-Z^_\]}])\{\s*[0-9]+\s*\}[\s({]*[0-9]"
+    r"(?:(?<![0-9.,^_])[0-9]+(?:[\s()]+\{?|\{)|(?<![a-zA-Z^_\]}])\{\s*[0-9]+\s*\}[\s({]*)"
+    r"[0-9][0-9.]*+(?!\s*(?:\^\s*\{?\s*-?[0-9]|!))"
 )
 _TASKS = {"Sum", "Product", "Integral", "Limit", "Derivative", "Mod", "Max", "Min"}
 
@@ -191,8 +192,7 @@ def _verify(wanted: str, given: str) -> bool:
     right, said = _parsed(wanted), _parsed(given)
     if right and said and _is_undone(right, said):
         return False
-    found = bool(load().verify(right, said, timeout_seconds=None))
-    return found and not _is_far(right[0], said[0])
+    return bool(load().verify(right, said, timeout_seconds=None)) and not _is_far(right[0], said[0])
 
 
 def _is_far(right: Any, said: Any) -> bool:
@@ -219,13 +219,13 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
     if not getattr(number, "is_Number", False) or getattr(formula, "is_Relational", False):
         return False
     text, wanted = str(said[-1]), str(right[-1])
-    if _BESIDE.search(text) or (_CALLED.search(text) and not _CALLED.search(wanted)):
-        return True
-    return (
-        getattr(formula, "is_Add", False)
+    return bool(
+        (_BESIDE.search(text) and str(formula) not in text)  # Prose may end with 42 (7 boxes).
+        or (_CALLED.search(text) and not _CALLED.search(wanted))
+        or getattr(formula, "is_Add", False)
         or any(getattr(x, "is_Add", False) and x.is_rational for x in _walk(formula))
         or _multiplies(formula)
-        or bool(number.is_Integer and _DIVISION.search(text) and not _DIVISION.search(wanted))
+        or (number.is_Integer and _DIVISION.search(text) and not _DIVISION.search(wanted))
     )
 
 
