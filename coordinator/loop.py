@@ -19,7 +19,7 @@ from coordinator.membership import Membership
 from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.monitoring.status import status
 from coordinator.parts import build_parts
-from coordinator.phases import OVER, Phases
+from coordinator.phases import Phases
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import MetricsSampled
 from headrace.protocol.transport.endpoints import name_of
@@ -86,9 +86,10 @@ class Coordinator:
         """Act on a message; return whether something may have changed."""
         hub = self.hub
         if isinstance(message, m.Hello):
-            if message.role == "learner" and self.phases.phase in OVER:
-                if self.phases.phase != "ending":  # Else its next Hello is answered.
-                    await hub.router.send(identity, m.Shutdown(reason=self.phases.outcome))
+            if message.role == "learner" and self.phases.phase == "ending":
+                return False  # Its next Hello is answered.
+            if message.role != "monitor" and self.phases.phase in ("leaving", "closed"):
+                await hub.router.send(identity, m.Shutdown(reason=self.phases.outcome))
                 return False
             await self.membership.join(identity, message)
             return True

@@ -41,7 +41,7 @@ from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, detect, has_gpu
 from headrace.host.memory import lasting
 from headrace.host.progress_reporter import ProgressReporter
-from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
+from headrace.protocol.messages.control import FireSampling, Hello, Refused, Shutdown, Welcome
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
 from headrace.run_files.run_folder import MEDIA
@@ -196,7 +196,7 @@ def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Fro
 
 
 async def greet(dealer: Dealer, hello: Hello) -> Welcome:
-    """Say Hello until the coordinator answers."""
+    """Say Hello until the coordinator answers; UserError where it takes in none."""
     for _ in range(int(_FIRST_ANSWER_S / _GREETING_S)):
         await dealer.send(hello)
         message = await dealer.receive_within(_GREETING_S)
@@ -204,6 +204,8 @@ async def greet(dealer: Dealer, hello: Hello) -> Welcome:
             return message
         if isinstance(message, Refused):
             raise UserError(f"the coordinator refuses {hello.name}: {message.reason}")
+        if isinstance(message, Shutdown):
+            raise UserError(f"the run is over ({message.reason})")
     raise RunFailedError(f"no coordinator answered within {_FIRST_ANSWER_S:g} s")
 
 

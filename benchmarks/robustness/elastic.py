@@ -119,7 +119,7 @@ class ElasticTrial(RunFolder):
                 guest = self._guests.pop(self._dice.randrange(len(self._guests)))
                 left = self._killed if kind == "kill" else self._drained
                 left[guest.name] = time.time()
-                guest.process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGINT)
+                guest.process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
                 guest.process.wait(END_S)
 
     def _until(self, job: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:

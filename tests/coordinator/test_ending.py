@@ -21,6 +21,7 @@ from headrace.protocol.records.record_types import (
     Record,
 )
 from headrace.protocol.token_spans import Span
+from headrace.protocol.transport.endpoints import identity_of
 from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, endless, staged
 from tests.coordinator.test_loop import run_config
 
@@ -178,6 +179,9 @@ async def test_a_learner_that_comes_behind_the_end_takes_nothing_back(tmp_path: 
         assert not await stage.say(LEARNER, back)
         assert await gone_on(stage) == "leaving"
         assert not await stage.say(LEARNER, back)
+        late = m.Hello(role="generator", name="guest-1", pid=2, host="here", capacity=8)
+        assert not await stage.send(identity_of("guest-1"), stage.codec.encode(late))
+        assert "guest-1" not in stage.hub.peers.identities
         assert stage.hub.peers.learner is None
         assert (state.lineage, state.committed) == (0, update)
 
