@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace.config.estimates.memory import KEPT_VERSIONS
+from headrace.config.estimates.memory import KEPT_VERSIONS, wanted_shared_memory
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
@@ -271,7 +271,7 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
             # One of our number was there before this container was started again.
             if pid == str(os.getpid()) or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
                 shutil.rmtree(folder, ignore_errors=True)
-        needs, free = 2 * (KEPT_VERSIONS + 1) * num_bytes, shutil.disk_usage(SHARED_MEMORY).free
+        needs, free = wanted_shared_memory(num_bytes), shutil.disk_usage(SHARED_MEMORY).free
         if free > needs:
             folder = SHARED_MEMORY / f"{prefix}{os.getpid()}"
             folder.mkdir(mode=0o700)

@@ -196,6 +196,12 @@ def published_bytes(config: RunConfig, shape: ModelShape) -> int:
     return numbers * DTYPE_BYTES[config.generator.dtype]
 
 
+def wanted_shared_memory(version: int) -> int:
+    """Return the bytes to be free in /dev/shm for versions of so many: twice those that are kept
+    and one more."""
+    return 2 * (KEPT_VERSIONS + 1) * version
+
+
 def checkpoint_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Return the bytes of a checkpoint: the models, and each rank's share of the optimizers."""
     width = 2 if config.learner.precision == "bfloat16" else 4

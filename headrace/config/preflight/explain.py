@@ -19,6 +19,7 @@ from headrace.config.estimates.memory import (
     gpu_memory,
     host_memory,
     published_bytes,
+    wanted_shared_memory,
 )
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.checks import ignores_age, never_ends
@@ -238,7 +239,7 @@ def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> li
 def _files(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[Fact]:
     """Explain the room that published weights and checkpoints take."""
     version, shm = published_bytes(config, shape), hardware.shm_bytes or 0
-    fit = shm > 2 * (KEPT_VERSIONS + 1) * version
+    fit = shm > wanted_shared_memory(version)
     place = (
         "/dev/shm" if fit else "the run folder, which is slower: twice this is wanted in /dev/shm"
     )
