@@ -89,7 +89,7 @@ class Coordinator:
             if message.role == "learner" and self.phases.phase == "ending":
                 return False  # Its next Hello is answered.
             if message.role != "monitor" and self.phases.phase in ("leaving", "closed"):
-                await hub.router.send(identity, m.Shutdown(reason=self.phases.outcome))
+                await hub.router.send(identity, self.phases.shutdown())
                 return False
             await self.membership.join(identity, message)
             return True

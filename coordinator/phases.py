@@ -100,6 +100,10 @@ class Phases:
             return self.outcome
         return "closing" if self.phase == "ending" else self.phase
 
+    def shutdown(self) -> Shutdown:
+        """Return what tells a process that the run is over."""
+        return Shutdown(reason=self.hub.failed or self.outcome)
+
     def record_start(self) -> None:
         """Record that the run exists."""
         self._record("", config=config_digest(Path(self.hub.run_dir)))
@@ -313,4 +317,4 @@ class Phases:
         self._leaving_since = time.monotonic()
         for name in list(hub.peers.monitors):
             await hub.send(name, status(hub, self.parts, self.waits, self.name))
-        await hub.broadcast(Shutdown(reason=hub.failed or self.outcome))
+        await hub.broadcast(self.shutdown())
