@@ -10,6 +10,7 @@ again and again while they are imported, which makes a third of their time, and 
 import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +21,20 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 THRESHOLDS = gc.get_threshold()
 gc.set_threshold(0)  # A learner's module, once imported, enables it.
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The size of each file, by its inode, when it was last synced to the disk in this test."""
+    real, found = os.fsync, dict[int, int]()
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        seen = os.fstat(descriptor)
+        found[seen.st_ino] = seen.st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
 
 
 def pytest_collection_finish() -> None:

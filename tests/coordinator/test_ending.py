@@ -6,8 +6,8 @@ import errno
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from coordinator.hub import IMAGES
 from coordinator.monitoring.status import status
@@ -22,6 +22,7 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
+from tests.coordinator.rollouts.test_probes import evaluated
 from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, endless, staged
 from tests.coordinator.test_loop import run_config
 
@@ -69,18 +70,11 @@ async def test_an_accuracy_ends_a_run_when_two_updates_reach_it(
     config = config.model_copy(update={"stop": config.stop.model_copy(update={"accuracy": 0.9})})
     async with staged(config, tmp_path / "run-1") as stage:
         state = stage.hub.state
-        state.evaluations += [evaluated(update) for update in updates]
+        state.evaluations += [replace(evaluated(), update=n, accuracy=0.9) for n in updates]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(state), "committed", committed)
             found = stage.coordinator.phases._stop_reason()
         assert found == ("accuracy 0.900 twice" if ends else None)
-
-
-def evaluated(update: int) -> EvaluationDone:
-    return EvaluationDone(
-        label="during", update=update, version=1, num_prompts=1, accuracy=0.9, response_length=1.0,
-        max_response_length=1, truncated=0.0, failed=0, seconds=1.0, train_time_s=1.0,
-    )  # fmt: skip
 
 
 async def test_an_end_that_waits_for_the_disk_holds_nobody_up(
@@ -224,9 +218,7 @@ async def test_a_learner_that_goes_back_in_the_last_evaluation_trains_on(tmp_pat
             trajectory, version = stage.hub.account.trajectories[key], state.versions.current
             (chunk,) = stage.chunk_of(trajectory, 2).chunks
             spans = [Span(version, trajectory.length, trajectory.length + 2)]
-            await stage.say(
-                GENERATOR, m.Chunks(chunks=[msgspec.structs.replace(chunk, spans=spans)])
-            )
+            await stage.say(GENERATOR, m.Chunks(chunks=[replace(chunk, spans=spans)]))
 
         await answer(next(key for key, lease in given.items() if not lease.training))
         await stage.say(LEARNER, m.Goodbye())

@@ -1,7 +1,6 @@
 """The reader that compares what learners wrote down with the journal: it must find every kind of
 difference, and none where there is none."""
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -131,21 +130,11 @@ def test_a_torn_line_is_none_and_the_next_one_stands_by_itself(tmp_path: Path) -
     assert compare(tmp_path).problems == []
 
 
-def test_what_is_written_down_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_down_is_on_the_disk(tmp_path: Path, synced: dict[int, int]) -> None:
     """`write` returns behind the fsync of the whole line; then the update is reported."""
-    real, safe = os.fsync, dict[int, int]()
-
-    def fsync(descriptor: int) -> None:
-        real(descriptor)
-        found = os.fstat(descriptor)
-        safe[found.st_ino] = found.st_size
-
-    monkeypatch.setattr(os, "fsync", fsync)
     Written(tmp_path).live(1, steps=20)
     for path in lines_of(tmp_path):
-        assert safe.get(path.stat().st_ino) == path.stat().st_size > 0
+        assert synced.get(path.stat().st_ino) == path.stat().st_size > 0
 
 
 def test_a_run_whose_learner_wrote_nothing_is_passed_over(tmp_path: Path) -> None:

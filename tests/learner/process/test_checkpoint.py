@@ -1,6 +1,5 @@
 """A checkpoint counts only when it is whole."""
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -72,27 +71,20 @@ def test_what_was_half_written_is_not_seen(tmp_path: Path) -> None:
 
 
 def test_all_of_it_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: dict[int, int]
 ) -> None:
     """A power cut then leaves what the manifest names, or no checkpoint of this number."""
-    real, rename, safe = os.fsync, Path.rename, dict[int, int]()
-    lacking: list[Path] = []
-
-    def fsync(descriptor: int) -> None:
-        real(descriptor)
-        found = os.fstat(descriptor)
-        safe[found.st_ino] = found.st_size
+    rename, lacking = Path.rename, list[Path]()
 
     def look_and_rename(path: Path, target: Path) -> Path:
         parts = ((part, part.stat()) for part in (path, *path.rglob("*")))
-        lacking.extend(part for part, now in parts if safe.get(now.st_ino) != now.st_size)
+        lacking.extend(part for part, now in parts if synced.get(now.st_ino) != now.st_size)
         return rename(path, target)
 
-    monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", look_and_rename)
     write(tmp_path, 1)
     assert lacking == []
-    assert tmp_path.stat().st_ino in safe
+    assert tmp_path.stat().st_ino in synced
 
 
 def passed_over(root: Path) -> list[str]:

@@ -263,23 +263,16 @@ def test_full_disk_leaves_nothing_torn(
 
 
 def test_an_append_returns_behind_the_fsync_of_all_its_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, synced: dict[int, int]
 ) -> None:
     """And of the folder that names the file: what is acknowledged then survives a power cut."""
-    real, safe = os.fsync, dict[int, int]()
-
-    def fsync(descriptor: int) -> None:
-        real(descriptor)
-        found = os.fstat(descriptor)
-        safe[found.st_ino] = found.st_size
-
     writer = journal(tmp_path)
-    monkeypatch.setattr(os, "fsync", fsync)
+    synced.clear()
     for count in range(3):
         writer.append([chunk(1, count, count + 1)])
         (path,) = segment_paths(tmp_path)
-        assert safe.get(path.stat().st_ino) == path.stat().st_size
-        assert tmp_path.stat().st_ino in safe
+        assert synced.get(path.stat().st_ino) == path.stat().st_size
+        assert tmp_path.stat().st_ino in synced
     writer.close()
 
 
