@@ -16,10 +16,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from headrace.protocol.messages.control import ChunkAck, Chunks, TrajectoryChunk
+from headrace.protocol.transport.codec import in_parts
 
 Send = Callable[[Chunks], Awaitable[None]]
-_BYTES_PER_TOKEN = 8
-_BYTES_PER_CHUNK = 256
 ACK_S = 0.5
 """Maximum wait for the last message's acknowledgement."""
 
@@ -98,17 +97,8 @@ class Outbox:
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._goes.clear()
-        message: list[TrajectoryChunk] = []
-        size = 0
-        for chunk in waiting:
-            num_bytes = _BYTES_PER_TOKEN * len(chunk.token_ids) + _BYTES_PER_CHUNK
-            if message and size + num_bytes > self._max_bytes:
-                await self._send(Chunks(chunks=message))
-                message, size = [], 0
-            message.append(chunk)
-            size += num_bytes
-        if message:
-            await self._send(Chunks(chunks=message))
+        for part in in_parts(waiting, self._max_bytes):
+            await self._send(Chunks(chunks=part))
 
     async def drain(self, timeout_s: float) -> bool:
         """Flush and wait for all acknowledgements; False when time is over first."""
