@@ -1,11 +1,10 @@
 """Connected processes: generators, workers, learner, monitors.
 
 Pure bookkeeping: the last sign of life, the leases, weights and free capacity of each generator,
-the seconds it worked and waited, and the requests of each worker. Queries of free capacity take the
-same time for any number of generators, because the coordinator makes one after every message.
+the seconds it worked and waited, and the requests of each worker. The sum of free capacity, which
+the coordinator reads after every message, takes the same time for any number of generators.
 """
 
-import heapq
 import math
 import time
 from collections import Counter
@@ -23,8 +22,6 @@ class GeneratorCapacity:
         self._free: dict[str, int] = {}
         self._names: dict[int, dict[str, None]] = {}
         """Names by free capacity, in the order in which they reached it."""
-        self._sizes: list[int] = []
-        """Heap of the keys of `_names`, negated, largest first; may hold outdated ones."""
         self._idle: set[str] = set()
 
     def set(self, name: str, free: int, *, idle: bool) -> None:
@@ -33,13 +30,7 @@ class GeneratorCapacity:
             self._forget(name)
             self._free[name] = free
             self.total += free
-            if free not in self._names:
-                self._names[free] = {}
-                heapq.heappush(self._sizes, -free)
-                if len(self._sizes) > 2 * len(self._names) + 8:
-                    self._sizes = [-size for size in self._names]
-                    heapq.heapify(self._sizes)
-            self._names[free][name] = None
+            self._names.setdefault(free, {})[name] = None
         (self._idle.add if idle else self._idle.discard)(name)
 
     def remove(self, name: str) -> None:
@@ -55,9 +46,7 @@ class GeneratorCapacity:
         """Return the generator with most free capacity; LookupError where none has any."""
         if self.total == 0:
             raise LookupError("no generator has room")
-        while -self._sizes[0] not in self._names:
-            heapq.heappop(self._sizes)
-        return next(iter(self._names[-self._sizes[0]]))
+        return next(iter(self._names[max(self._names)]))
 
     @property
     def any_idle(self) -> bool:

@@ -60,7 +60,7 @@ def test_what_a_generator_says_of_its_room_costs_neither_time_nor_memory() -> No
     room = GeneratorCapacity()
     for step in range(10_000):
         room.set("a", 2**62 - step, idle=True)
-    assert len(room._sizes) < 20
+    assert len(room._names) == 1
     room.set("a", 0, idle=True)
     room.set("b", 1, idle=True)
     assert room.most() == "b"
