@@ -26,13 +26,38 @@ class GrantedLease:
 
 
 @dataclass
+class WaitingQueue:
+    """Trajectories that wait, to be popped oldest first."""
+
+    waits: set[int] = field(default_factory=set)
+    _heap: list[int] = field(default_factory=list)
+    """Heap of `waits`; may hold some that wait no longer."""
+
+    def add(self, trajectory_id: int) -> None:
+        """Let a trajectory wait."""
+        if trajectory_id not in self.waits:
+            self.waits.add(trajectory_id)
+            heappush(self._heap, trajectory_id)
+
+    def pop(self) -> int | None:
+        """Pop the oldest that still waits; None where none does."""
+        while self._heap:
+            trajectory_id = heappop(self._heap)
+            if trajectory_id in self.waits:
+                self.waits.discard(trajectory_id)
+                return trajectory_id
+        return None
+
+
+@dataclass
 class LeaseTable:
     """Leases in force, and the trajectories that wait for one.
 
     Attributes:
         given: by trajectory. paused: those that wait for their environment. open: training
         trajectories that are inside a window, or may begin one: these windows count in the
-        staleness bound as being generated.
+        staleness bound as being generated. inside, border, evaluation: those that wait inside a
+        window, at a border, to be evaluated.
     """
 
     account: Account
@@ -43,14 +68,9 @@ class LeaseTable:
     """Number of leases of training trajectories."""
     _by_generator: dict[str, set[int]] = field(default_factory=dict)
     """Trajectories by generator."""
-    _inside: list[int] = field(default_factory=list)
-    """Heap of `_waits_inside`; may hold some that wait no longer, as the other two."""
-    _border: list[int] = field(default_factory=list)
-    _evaluation: list[int] = field(default_factory=list)
-    _waits_inside: set[int] = field(default_factory=set)
-    """Trajectories that wait inside a window, at a border, to be evaluated."""
-    _waits_at_border: set[int] = field(default_factory=set)
-    _waits_evaluation: set[int] = field(default_factory=set)
+    inside: WaitingQueue = field(default_factory=WaitingQueue)
+    border: WaitingQueue = field(default_factory=WaitingQueue)
+    evaluation: WaitingQueue = field(default_factory=WaitingQueue)
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -85,7 +105,7 @@ class LeaseTable:
                     self.open.discard(key)
                     if self._is_inside(key):
                         self.open.add(key)
-                    if key in self._waits_inside:
+                    if key in self.inside.waits:
                         self._wait(key)
             case r.TrajectoryEnded(trajectory_id=key):
                 self.release(key)
@@ -94,7 +114,7 @@ class LeaseTable:
             case r.EvaluationDone():
                 # A branch may be open still when its origin has ended.
                 self.paused.intersection_update(self.account.trajectories)
-                self._waits_evaluation.intersection_update(self.account.trajectories)
+                self.evaluation.waits.intersection_update(self.account.trajectories)
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -163,42 +183,24 @@ class LeaseTable:
             return
         self.paused.discard(trajectory_id)
         if self.account.trajectories[trajectory_id].purpose != "train":
-            if trajectory_id not in self._waits_evaluation:
-                self._waits_evaluation.add(trajectory_id)
-                heappush(self._evaluation, trajectory_id)
-            return
-        inside = trajectory_id in self.open
-        waits, others = self._waits_at_border, self._waits_inside
-        if inside:
-            waits, others = others, waits
-        others.discard(trajectory_id)
-        if trajectory_id not in waits:
-            waits.add(trajectory_id)
-            heappush(self._inside if inside else self._border, trajectory_id)
+            self.evaluation.add(trajectory_id)
+        elif trajectory_id in self.open:
+            self.border.waits.discard(trajectory_id)
+            self.inside.add(trajectory_id)
+        else:
+            self.inside.waits.discard(trajectory_id)
+            self.border.add(trajectory_id)
 
     def _leave_queue(self, trajectory_id: int) -> None:
-        self._waits_inside.discard(trajectory_id)
-        self._waits_at_border.discard(trajectory_id)
-        self._waits_evaluation.discard(trajectory_id)
+        for queue in (self.inside, self.border, self.evaluation):
+            queue.waits.discard(trajectory_id)
         self.paused.discard(trajectory_id)
 
     def may_begin(self, trajectory_id: int) -> None:
         """Count a window of this trajectory as being generated."""
         self.open.add(trajectory_id)
-        if trajectory_id in self._waits_at_border:
+        if trajectory_id in self.border.waits:
             self._wait(trajectory_id)
-
-    def next_inside(self) -> int | None:
-        """Pop the oldest trajectory that waits inside a window."""
-        return _pop(self._inside, self._waits_inside)
-
-    def next_at_border(self) -> int | None:
-        """Pop the oldest trajectory that waits at a border."""
-        return _pop(self._border, self._waits_at_border)
-
-    def next_evaluation(self) -> int | None:
-        """Pop the oldest waiting trajectory of an evaluation."""
-        return _pop(self._evaluation, self._waits_evaluation)
 
     def put_back(self, trajectory_ids: Iterable[int]) -> None:
         """Let trajectories that get no lease after all wait again."""
@@ -207,18 +209,4 @@ class LeaseTable:
 
     def waiting(self) -> int:
         """Return the number of training trajectories that wait for a lease."""
-        return len(self._waits_inside) + len(self._waits_at_border)
-
-    def waiting_at_border(self) -> int:
-        """Return the number of those at a border, where the bound must let them go on."""
-        return len(self._waits_at_border)
-
-
-def _pop(heap: list[int], waits: set[int]) -> int | None:
-    """Pop the smallest entry that still waits."""
-    while heap:
-        trajectory_id = heappop(heap)
-        if trajectory_id in waits:
-            waits.discard(trajectory_id)
-            return trajectory_id
-    return None
+        return len(self.inside.waits) + len(self.border.waits)

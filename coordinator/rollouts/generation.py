@@ -231,7 +231,7 @@ class Generation:
         free = self._hub.peers.room.total
         free = free if most is None else min(free, most)
         chosen: list[Trajectory] = []
-        while len(chosen) < free and (key := self._hub.leases.next_evaluation()) is not None:
+        while len(chosen) < free and (key := self._hub.leases.evaluation.pop()) is not None:
             chosen.append(self._hub.account.trajectories[key])
         await self._lease(chosen)
 

@@ -53,10 +53,10 @@ class StreamingScheduler(Scheduler):
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
         """Return trajectories inside windows, then at borders in the bound, then groups."""
         chosen: list[int] = []
-        while len(chosen) < free and (key := self._leases.next_inside()) is not None:
+        while len(chosen) < free and (key := self._leases.inside.pop()) is not None:
             chosen.append(key)
         in_play = self.in_play()
-        while len(chosen) < free and (key := self._leases.next_at_border()) is not None:
+        while len(chosen) < free and (key := self._leases.border.pop()) is not None:
             trajectory = self._account.trajectories[key]
             if not self._may_go_on(trajectory, in_play):
                 self._leases.put_back([key])
@@ -122,7 +122,7 @@ class StreamingScheduler(Scheduler):
 
         Nothing is under way, and the bound lets nothing begin: unscored trajectories left holes."""
         active = len(self._account.active)
-        if self._leases.waiting_at_border() < active:
+        if len(self._leases.border.waits) < active:
             return False
         begins = 1 if active else self._schedule.num_generations
         return not self._may_begin(self.in_play(), begins)

@@ -102,9 +102,9 @@ class SynchronousScheduler(Scheduler):
         A trajectory at its border waits for the next weights, except in a warm-up."""
         due: list[int] = []
         others: list[int] = []
-        queues = [self._leases.next_inside]
+        queues = [self._leases.inside.pop]
         if self.warming:
-            queues.append(self._leases.next_at_border)
+            queues.append(self._leases.border.pop)
         for pop in queues:
             while self._round and len(due) < free and (key := pop()) is not None:
                 (due if key in self._round else others).append(key)
@@ -122,7 +122,7 @@ class SynchronousScheduler(Scheduler):
             # Groups that were filtered out are replaced under the same weights.
             slots = -(-(slots - len(self._account.ready)) // size) * size
         carried: list[int] = []
-        for pop in (self._leases.next_inside, self._leases.next_at_border):
+        for pop in (self._leases.inside.pop, self._leases.border.pop):
             while len(carried) < slots and (key := pop()) is not None:
                 carried.append(key)
         for key in carried:
