@@ -311,38 +311,32 @@ class DropRatesByLength:
     """
 
     def __init__(self) -> None:
-        self._length: dict[int, int] = {}
-        self._trained: Counter[int] = Counter()
-        self._stale: Counter[int] = Counter()
-        self._masked: Counter[int] = Counter()
+        self._rows: dict[int, list[int]] = {}
+        """Length, and tokens trained, stale and left out otherwise, by trajectory."""
 
     def add(
         self, trajectory_id: int, length: int, *, trained: int, left_out: Mapping[str, int]
     ) -> None:
         """Add a window of a response with `length` tokens; `left_out`: tokens by reason."""
         stale = left_out.get("stale", 0)
-        self._length[trajectory_id] = max(length, self._length.get(trajectory_id, 0))
-        self._trained[trajectory_id] += trained
-        self._stale[trajectory_id] += stale
-        self._masked[trajectory_id] += sum(left_out.values()) - stale
+        row = self._rows.setdefault(trajectory_id, [0, 0, 0, 0])
+        row[0] = max(row[0], length)
+        for column, new in enumerate((trained, stale, sum(left_out.values()) - stale), 1):
+            row[column] += new
 
     def pop_metrics(self) -> dict[str, list[float | None]]:
         """Return metrics of all added windows, and reset; None for a tenth without tokens."""
-        order = sorted(self._length, key=lambda i: (self._length[i], i))
         drops: list[float | None] = [None] * DECILES
         masks, sizes = drops.copy(), drops.copy()
-        for decile, members in enumerate(np.array_split(np.array(order, np.int64), DECILES)):
-            ids = members.tolist()
-            trained, stale, masked = (
-                sum(counts[i] for i in ids) for counts in (self._trained, self._stale, self._masked)
-            )
+        rows = sorted((length, key, *tokens) for key, (length, *tokens) in self._rows.items())
+        self._rows = {}
+        table = np.array(rows, np.int64).reshape(-1, 5)
+        for decile, part in enumerate(np.array_split(table, DECILES)):
+            length, _, trained, stale, masked = part.sum(axis=0).tolist()
             if tokens := trained + stale + masked:
-                lengths = [self._length[i] for i in ids]
                 drops[decile] = stale / tokens
                 masks[decile] = masked / tokens
-                sizes[decile] = sum(lengths) / len(lengths)
-        for counts in (self._length, self._trained, self._stale, self._masked):
-            counts.clear()
+                sizes[decile] = length / len(part)
         named = {
             "staleness/drop_share": drops,
             "staleness/mask_share": masks,
