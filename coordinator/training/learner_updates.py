@@ -95,7 +95,8 @@ class LearnerUpdates:
     async def _bring_back(self, name: str, problem: str) -> None:
         self.line.return_batch("the learner has to go back")
         self._hub.incident("warning", "learner_brought_back", f"{name}: {problem}")
-        await self._hub.send(name, self.line.restore(problem))
+        line = sorted(self._hub.state.line.items())
+        await self._hub.send(name, m.Restore(reason=problem, line=line))
 
     def _issue_version(self) -> int:
         version = self._hub.state.versions.issued + 1
@@ -382,10 +383,6 @@ class Lineage:
                     batch_id=taken.batch_id,
                 )
             )
-
-    def restore(self, reason: str) -> m.Restore:
-        """Return the order to load weights that are on the line."""
-        return m.Restore(reason=reason, line=sorted(self._hub.state.line.items()))
 
     def drop_warmup_windows(self, batch: r.BatchTaken) -> None:
         """Drop the windows of a warm-up's batch, whose outcomes the critic has trained on."""
