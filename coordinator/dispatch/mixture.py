@@ -14,17 +14,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.config.sections.task import TaskConfig, members
 from headrace.protocol.records.record_types import GroupIssued, RewardArrived
-
-if TYPE_CHECKING:
-    from headrace.trajectory.account import Account
-    from headrace.trajectory.trajectories import Group, Trajectory
-    from headrace.trajectory.windows import Window
+from headrace.trajectory.account import Account
+from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.windows import Window
 
 _GOLDEN = (5**0.5 - 1) / 2
 """Golden ratio: no number's multiples modulo 1 are spread more evenly."""
@@ -56,7 +53,7 @@ class MixtureProgress(msgspec.Struct):
             self.positions[record.domain] = record.domain_position + 1
             self.asked[record.domain] = self.asked.get(record.domain, 0) + 1
 
-    def score(self, record: RewardArrived, group: "Group") -> None:
+    def score(self, record: RewardArrived, group: Group) -> None:
         """Add the reward of a training answer to its prompt's rate."""
         assert self.rates is not None, "no bands ask for rates"
         rate = self.rates.get(group.prompt_id)
@@ -67,7 +64,7 @@ class MixtureProgress(msgspec.Struct):
             rate.total += success(record)
 
 
-def success(scored: "RewardArrived | Trajectory") -> float:
+def success(scored: RewardArrived | Trajectory) -> float:
     """Return 1 for a right answer, 0 for a wrong one, else its reward."""
     right, reward = scored.correct, scored.reward
     return float(right if right is not None else reward or 0.0)
@@ -125,11 +122,11 @@ def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> di
 
 
 def batch_shares(
-    account: "Account", windows: Iterable["Window"], ended: Iterable["Trajectory"]
+    account: Account, windows: Iterable[Window], ended: Iterable[Trajectory]
 ) -> dict[str, float]:
     """Return, by domain, the share of a batch's tokens, and its answers' mean success."""
 
-    def domain(trajectory: "Trajectory") -> str:
+    def domain(trajectory: Trajectory) -> str:
         return account.groups[trajectory.group_id].domain
 
     trained, solved = Counter[str](), defaultdict[str, list[float]](list)
