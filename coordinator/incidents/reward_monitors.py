@@ -24,13 +24,11 @@ from headrace.trajectory.trajectories import Trajectory
 
 @dataclass
 class _UpdateSums:
-    """Sums since the last update."""
+    """Sums since the last update; `lengths`: sampled tokens of each answer."""
 
-    answers: int = 0
     failed: int = 0
     seconds: float = 0.0
     surprise: float = 0.0
-    tokens: int = 0
     rewards: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     distances: list[int] = field(default_factory=list)
@@ -71,16 +69,17 @@ class _SourceMonitor:
     def pop_figures(self) -> tuple[dict[str, float], RewardStatistics]:
         """Return figures by the last part of their names, and alert input; reset the sums."""
         since, self.since = self.since, _UpdateSums()
-        figures = {"count": float(since.answers)}
-        if since.answers:
-            figures["failed"] = since.failed / since.answers
-            figures["seconds"] = since.seconds / since.answers
+        answers, tokens = len(since.lengths), sum(since.lengths)
+        figures = {"count": float(answers)}
+        if answers:
+            figures["failed"] = since.failed / answers
+            figures["seconds"] = since.seconds / answers
             figures["length"] = statistics.fmean(since.lengths)
         if since.rewards:
             figures["mean"] = statistics.fmean(since.rewards)
             figures["std"] = statistics.pstdev(since.rewards)
-        if since.tokens:
-            figures["entropy_estimate"] = since.surprise / since.tokens
+        if tokens:
+            figures["entropy_estimate"] = since.surprise / tokens
         if since.distances:
             figures["edit_distance"] = statistics.fmean(since.distances)
         correlation = _correlation(self.answers)
@@ -121,12 +120,10 @@ class RewardMonitors:
         """Add a score of a training answer, good or not."""
         source = self._sources[arrived.source]
         since = source.since
-        since.answers += 1
         since.failed += arrived.status != "ok"
         since.seconds += arrived.seconds
         since.lengths.append(trajectory.sampled)
         since.surprise += surprise(trajectory.logprobs)
-        since.tokens += trajectory.sampled
         if arrived.reward is not None:
             since.rewards.append(arrived.reward)
             source.answer(trajectory.sampled, arrived.reward)
