@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import (
@@ -19,6 +20,7 @@ from headrace.protocol.records.record_types import (
     TrajectoryStatus,
 )
 from headrace.protocol.token_spans import (
+    PLAIN,
     Coefficient,
     EnvironmentStep,
     Float32,
@@ -28,6 +30,7 @@ from headrace.protocol.token_spans import (
     Piece,
     Reward,
     Span,
+    Streams,
     TurnRun,
     Weight,
 )
@@ -168,10 +171,8 @@ class Trajectory:
                 self.spans[-1] = Span(last.version, last.start, span.end)
             else:
                 self.spans.append(span)
-        if chunk.streams is not None:
-            self._mark(chunk)
-        elif self.pieces and size:
-            self._extend(self._plain(chunk))
+        if chunk.streams is not None or self.pieces:
+            self._mark(chunk, chunk.streams or PLAIN)
         self.length += size
         self.sampled += sampled
         self.next_chunk += 1
@@ -192,16 +193,16 @@ class Trajectory:
         self._tokens.append(np.array(chunk.token_ids, np.int32))
         self._logprobs.append(np.array(chunk.logprobs, np.float32))
 
-    def _mark(self, chunk: ChunkArrived) -> None:
-        streams = chunk.streams
-        assert streams is not None
-        if streams.pieces:
-            if not self.pieces and self.length:
-                self.pieces.append(Piece("policy", "assistant", 0, 0, self.length))
-            for piece in streams.pieces:
-                self._extend(piece)
-        elif self.pieces and chunk.token_ids.size:
-            self._extend(self._plain(chunk))
+    def _mark(self, chunk: ChunkArrived, streams: Streams) -> None:
+        """Add a chunk's streams; where it names no piece, the policy goes on in its turn."""
+        pieces, size = streams.pieces, chunk.token_ids.size
+        if pieces and not self.pieces and self.length:
+            self.pieces.append(Piece("policy", "assistant", 0, 0, self.length))
+        if not pieces and self.pieces and size:
+            turn, start = self.pieces[-1].turn, chunk.start
+            pieces = [Piece("policy", "assistant", turn, start, start + size)]
+        for piece in pieces:
+            self._extend(piece)
         self.weights += streams.weights
         self.rewards += streams.rewards
         self.coefficients += streams.coefficients
@@ -210,23 +211,14 @@ class Trajectory:
             self.steps.append(streams.step)
             self.paused = False
 
-    def _plain(self, chunk: ChunkArrived) -> Piece:
-        """Return the piece of a chunk that names none: the policy goes on in its turn."""
-        end = chunk.start + chunk.token_ids.size
-        return Piece("policy", "assistant", self.pieces[-1].turn, chunk.start, end)
-
     def _extend(self, piece: Piece) -> None:
         """Append a piece, joined to the last one where they are alike."""
-        last = self.pieces[-1] if self.pieces else None
-        alike = last is not None and (last.source, last.role, last.turn, last.media, last.end) == (
-            piece.source, piece.role, piece.turn, piece.media, piece.start,
-        )  # fmt: skip
-        if last is not None and alike:
-            self.pieces[-1] = Piece(
-                last.source, last.role, last.turn, last.start, piece.end, last.media
-            )
-        else:
-            self.pieces.append(piece)
+        if self.pieces and self.pieces[-1].end == piece.start:
+            joined = replace(piece, start=self.pieces[-1].start)
+            if joined == replace(self.pieces[-1], end=piece.end):
+                self.pieces[-1] = joined
+                return
+        self.pieces.append(piece)
 
     def spans_between(self, start: int, end: int) -> list[Span]:
         """Version spans clipped to [start, end)."""
