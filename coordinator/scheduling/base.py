@@ -90,16 +90,13 @@ class BatchSelector:
         """Return the first batch that came back, as far as it can still be trained.
 
         The surviving lineage repeats the batches of the abandoned one, one by one."""
-        account, value = self._account, self._config.algorithm.value
+        account = self._account
         for batch in account.again:
             ids = [window.window_id for window in batch.windows]
             windows = [account.ready[key] for key in ids if key in account.ready]
             values = [account.values[k] for k in batch.value_trajectories if k in account.values]
             if windows or values:
-                epochs = self._config.learner.value.epochs
-                if value is not None and not ids:
-                    epochs = value.warmup_epochs
-                return BatchSelection(windows, values, epochs)
+                return BatchSelection(windows, values, self._config.value_epochs(warms_up=not ids))
         return None
 
     def is_behind(self) -> bool:
@@ -244,18 +241,16 @@ class Scheduler(ABC):
             return None
         if again := self.selector.again():
             return again
-        value = self._config.algorithm.value
+        epochs = self._config.value_epochs(warms_up=self.warming)
         if self.warming:
-            assert value is not None
             prompts = self._warmup.prompts
             found = self.selector.warmup_set(prompts) if prompts else None
             trajectories = found or self._warmup_half()
-            return BatchSelection([], trajectories, value.warmup_epochs) if trajectories else None
+            return BatchSelection([], trajectories, epochs) if trajectories else None
         windows = self._policy_half()
         if not windows:
             return None
-        values = self.selector.values(windows)
-        return BatchSelection(windows, values, self._config.learner.value.epochs)
+        return BatchSelection(windows, self.selector.values(windows), epochs)
 
     @abstractmethod
     def _policy_half(self) -> list[Window]:

@@ -100,10 +100,7 @@ def sent_batch(
     taken: BatchTaken, state: State, rules: BatchRules, config: RunConfig, ranks: Mapping[int, int]
 ) -> SentBatch:
     """Compile a batch from the state that it was taken from; `ranks` as above."""
-    account, value = state.account, config.algorithm.value
-    epochs = config.learner.value.epochs
-    if value is not None and not taken.windows:
-        epochs = value.warmup_epochs
+    account, epochs = state.account, config.value_epochs(warms_up=not taken.windows)
     selection = BatchSelection(
         [account.window(window.window_id) for window in taken.windows],
         [account.trajectories[key] for key in taken.value_trajectories],

@@ -88,6 +88,11 @@ class RunConfig(StrictModel):
             return self.task.max_response_length
         return self.schedule.window
 
+    def value_epochs(self, *, warms_up: bool) -> int:
+        """Passes of the value model over its half of a batch; `warms_up`: it trains alone."""
+        value = self.algorithm.value
+        return value.warmup_epochs if warms_up and value else self.learner.value.epochs
+
     @property
     def publishes_copies(self) -> bool:
         """Return whether published weights are copies on every device, which stay as they are."""
