@@ -83,14 +83,12 @@ class StreamingScheduler(Scheduler):
         return trajectory.group_id == next(iter(account.active.values())).group_id
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
-        """Count a window for each new trajectory from now on."""
         for trajectory in trajectories:
             self._leases.may_begin(trajectory.trajectory_id)
             if self._opening is not None and self._state.update == 0:
                 self._opening.add(trajectory.trajectory_id)
 
     def goes_on(self, trajectory: Trajectory) -> bool:
-        """Return whether a generating trajectory at a border may begin the next window."""
         if trajectory.trajectory_id in self._leases.open:
             return True
         if not self._may_go_on(trajectory, self.in_play()) or self.selector.is_behind():

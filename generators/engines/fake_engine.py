@@ -86,7 +86,6 @@ class FakeEngine:
             del self._live[request.request_id]
 
     async def abort(self, request_id: str) -> None:
-        """End a stream early."""
         if request_id in self._live:
             self._live[request_id].set()
 
@@ -99,7 +98,6 @@ class FakeEngine:
         return LoadReport(0.0, time.perf_counter() - began)
 
     async def stop(self) -> None:
-        """End all streams."""
         for aborted in self._live.values():
             aborted.set()
 

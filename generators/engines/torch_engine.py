@@ -95,7 +95,6 @@ class TorchEngine:
         self.prefill_tokens = 0
 
     async def start(self) -> None:
-        """Load the model."""
         torch.set_num_threads(1)
         try:
             model = AutoModelForCausalLM.from_pretrained(
@@ -117,7 +116,6 @@ class TorchEngine:
         self._steps = asyncio.create_task(self._run())
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
-        """Yield the stream of one request."""
         if len(request.prompt_ids) >= self._max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
         if self._steps is None or self._steps.done():
@@ -138,14 +136,12 @@ class TorchEngine:
                 del self._rows[request.request_id]
 
     async def abort(self, request_id: str) -> None:
-        """End a stream early."""
         row = self._rows.pop(request_id, None)
         if row is not None and row.finish is None:
             row.finish = "aborted"
             row.out.put_nowait(TokenDelta([], [], self.version, "aborted"))
 
     async def load_weights(self, path: Path, version: int) -> LoadReport:
-        """Change the weights between two steps."""
         loop, began = asyncio.get_running_loop(), time.perf_counter()
         reason = await asyncio.to_thread(self._layout.mismatch, path)
         odd = self._layout.shapes.keys() - self._model.state_dict().keys()
@@ -159,7 +155,6 @@ class TorchEngine:
         return LoadReport(gap, time.perf_counter() - began)
 
     async def stop(self) -> None:
-        """End all streams and the thread."""
         for request_id in list(self._rows):
             await self.abort(request_id)
         if self._steps is not None:

@@ -316,7 +316,6 @@ class VllmEngine:
         return {EXTRA_ARG: msgspec.to_builtins(request.hot)}
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
-        """Yield the stream of one request."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         if len(request.prompt_ids) >= self._settings.max_model_len:
@@ -406,13 +405,11 @@ class VllmEngine:
         }
 
     async def abort(self, request_id: str) -> None:
-        """End a stream early."""
         if (live := self._live.get(request_id)) is not None:
             live.aborted = True
             await self._engine.abort(request_id)
 
     async def load_weights(self, path: Path, version: int) -> LoadReport:
-        """Replace the weights under the live requests."""
         async with self._loading:
             began = time.perf_counter()
             reason = await asyncio.to_thread(self._layout.mismatch, path)
