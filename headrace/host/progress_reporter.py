@@ -12,13 +12,13 @@ CPU time does not measure it: a rank that waits for ever for another one spins.
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from headrace.protocol.messages.control import Heartbeat, Progress
-from headrace.protocol.transport.sockets import HeartbeatSender, Link
+from headrace.protocol.transport.sockets import Link, sending_heartbeats
 
 MAX_INTERVAL_S, STALL_SHARE = 30.0, 0.1
 """Progress is reported after this many seconds, or this share of the stall time-out."""
@@ -54,11 +54,11 @@ class ProgressReporter:
 
     def heartbeats(
         self, link: Link, name: str, heartbeat_s: float | None = None
-    ) -> HeartbeatSender:
-        """Return a sender of progress; otherwise it sends heartbeats (None: nothing)."""
-        interval_s = min(self._every_s, heartbeat_s or MAX_INTERVAL_S)
+    ) -> AbstractContextManager[None]:
+        """Send progress within; where there is none, heartbeats (None: nothing)."""
+        every_s = min(self._every_s, heartbeat_s or MAX_INTERVAL_S)
         beat = None if heartbeat_s is None else Heartbeat()
-        return HeartbeatSender(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
+        return sending_heartbeats(link, name, interval_s=every_s, says=lambda: self.news() or beat)
 
     def news(self) -> Progress | None:
         """Return the progress to send; None where nothing has moved since the last time."""

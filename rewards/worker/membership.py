@@ -14,7 +14,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import control as m
 from headrace.protocol.transport.endpoints import identity_of
-from headrace.protocol.transport.sockets import Dealer, HeartbeatSender, Link
+from headrace.protocol.transport.sockets import Dealer, Link, sending_heartbeats
 
 HELLO_EVERY_S = 2.0
 
@@ -31,7 +31,7 @@ async def take_part(link: Link, hello: m.Hello, serve: Serve) -> None:
         config = await _join(dealer, hello)
         if config is None:
             return
-        with HeartbeatSender(link, identity, interval_s=config.transport.heartbeat_s):
+        with sending_heartbeats(link, identity, interval_s=config.transport.heartbeat_s):
             await serve(dealer, config, _messages(dealer, hello, config.transport))
     except (UserError, RunFailedError) as error:
         cause = str(error)

@@ -27,7 +27,7 @@ from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.codec import MAGIC
 from headrace.protocol.transport.curve import make_keys
 from headrace.protocol.transport.endpoints import identity_of
-from headrace.protocol.transport.sockets import Dealer, HeartbeatSender, Link
+from headrace.protocol.transport.sockets import Dealer, Link, sending_heartbeats
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
@@ -84,7 +84,7 @@ class Patient(ScriptedLearner):
         self.go_on = asyncio.Event()
 
     async def run(self) -> None:
-        with HeartbeatSender(self.link, self.identity, interval_s=0.2):
+        with sending_heartbeats(self.link, self.identity, interval_s=0.2):
             await super().run()
 
     async def answer(self, message: m.Message) -> None:

@@ -24,7 +24,7 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
-from headrace.protocol.transport.sockets import Dealer, HeartbeatSender, Link
+from headrace.protocol.transport.sockets import Dealer, Link, sending_heartbeats
 from headrace.run_files.update_log import compare
 from storage.audit import audit_run
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner, ScriptedReward, until
@@ -65,7 +65,7 @@ async def generating(address: str, folder: Path) -> AsyncIterator[tuple[Generato
         weights_folder=folder / "cache",
         heartbeat_s=0.2,
     )
-    with HeartbeatSender(Link(address), identity, interval_s=0.2):
+    with sending_heartbeats(Link(address), identity, interval_s=0.2):
         task = asyncio.create_task(loop.run())
         try:
             yield loop, task
@@ -77,7 +77,7 @@ async def generating(address: str, folder: Path) -> AsyncIterator[tuple[Generato
 
 
 async def beating(peer: Any) -> None:
-    with HeartbeatSender(peer.link, peer.identity, interval_s=0.2):
+    with sending_heartbeats(peer.link, peer.identity, interval_s=0.2):
         await peer.run()
 
 

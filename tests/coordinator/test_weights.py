@@ -21,7 +21,7 @@ from headrace.protocol.records.record_types import (
     UpdateCommitted,
     WindowsDropped,
 )
-from headrace.protocol.transport.sockets import HeartbeatSender
+from headrace.protocol.transport.sockets import sending_heartbeats
 from headrace.run_files.update_log import compare
 from tests.coordinator.peers import (
     CoordinatorProcess,
@@ -82,7 +82,7 @@ class Run:
 
 
 async def beating(peer: ScriptedPeer) -> None:
-    with HeartbeatSender(peer.link, peer.identity, interval_s=0.2):
+    with sending_heartbeats(peer.link, peer.identity, interval_s=0.2):
         await peer.run()
 
 

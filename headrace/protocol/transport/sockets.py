@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import ipaddress
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -332,37 +332,28 @@ class BlockingDealer(_ConnectedSocket):
         return None
 
 
-class HeartbeatSender(contextlib.AbstractContextManager["HeartbeatSender"]):
-    """Heartbeats from a thread and a socket of their own (`IDENTITY#pulse`), or what `says` gives
-    instead (None: nothing), so that a process in a long step is not taken for dead."""
+@contextlib.contextmanager
+def sending_heartbeats(
+    link: Link, name: str, *, interval_s: float, says: Callable[[], Message | None] = Heartbeat
+) -> Iterator[None]:
+    """Send heartbeats from a thread and a socket of their own (`IDENTITY#pulse`), or what `says`
+    gives instead (None: nothing), so that a process in a long step is not taken for dead."""
+    over = threading.Event()
 
-    def __init__(
-        self,
-        link: Link,
-        name: str,
-        *,
-        interval_s: float,
-        says: Callable[[], Message | None] = Heartbeat,
-    ) -> None:
-        self._link, self._name, self._interval_s, self._says = link, name, interval_s, says
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+    def beat() -> None:
+        with (
+            contextlib.closing(BlockingDealer(link, name + PULSE_SUFFIX)) as dealer,
+            contextlib.suppress(RunFailedError),  # The other socket says so.
+        ):
+            while not over.is_set():
+                if (message := says()) is not None:
+                    dealer.send(message)
+                over.wait(interval_s)
 
-    def __enter__(self) -> "HeartbeatSender":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=3.0)
-
-    def _beat(self) -> None:
-        dealer = BlockingDealer(self._link, self._name + PULSE_SUFFIX)
-        try:
-            with contextlib.suppress(RunFailedError):  # The other socket says so.
-                while not self._stop.is_set():
-                    if (message := self._says()) is not None:
-                        dealer.send(message)
-                    self._stop.wait(self._interval_s)
-        finally:
-            dealer.close()
+    thread = threading.Thread(target=beat, name="pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=3.0)

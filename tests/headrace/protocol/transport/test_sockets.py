@@ -28,10 +28,10 @@ from headrace.protocol.transport.sockets import (
     BlockingDealer,
     BlockingRouter,
     Dealer,
-    HeartbeatSender,
     Link,
     Router,
     is_loopback,
+    sending_heartbeats,
 )
 
 LIMIT = 1 << 20
@@ -213,7 +213,7 @@ async def test_a_process_of_the_same_name_takes_over() -> None:
 
 async def test_pulse_beats_while_the_main_thread_sleeps() -> None:
     with routed() as router:
-        with HeartbeatSender(link_to(router), "learner-0", interval_s=0.02):
+        with sending_heartbeats(link_to(router), "learner-0", interval_s=0.02):
             time.sleep(0.3)
         beats = [await arrival(router) for _ in range(5)]
     assert beats == [("learner-0", Heartbeat())] * 5
@@ -223,7 +223,7 @@ async def test_pulse_does_not_take_the_place_of_the_process() -> None:
     with routed() as router, dealt(link_to(router), "reward-0") as dealer:
         await dealer.send(hello("reward-0"))
         await arrival(router)
-        with HeartbeatSender(link_to(router), "reward-0", interval_s=0.02):
+        with sending_heartbeats(link_to(router), "reward-0", interval_s=0.02):
             assert await arrival(router) == ("reward-0", Heartbeat())
             await router.send("reward-0", Shutdown(reason="done"))
             assert await dealer.receive() == Shutdown(reason="done")
@@ -232,9 +232,9 @@ async def test_pulse_does_not_take_the_place_of_the_process() -> None:
 async def test_pulse_of_a_process_that_ends_holds_nobody_up() -> None:
     """No coordinator: the process must be able to end all the same."""
     code = (
-        "from headrace.protocol.transport.sockets import HeartbeatSender\n"
+        "from headrace.protocol.transport.sockets import sending_heartbeats\n"
         "from headrace.protocol.transport.sockets import Link\n"
-        "with HeartbeatSender(Link('tcp://127.0.0.1:1'), 'reward-0', interval_s=0.01): pass\n"
+        "with sending_heartbeats(Link('tcp://127.0.0.1:1'), 'reward-0', interval_s=0.01): pass\n"
         "print('ended')"
     )
     done = subprocess.run(
