@@ -40,19 +40,16 @@ class OutstandingRequests:
     """Requests that the learner has not answered.
 
     Attributes:
-        update: of the batch in flight. lineage: the one that it continues. publish_as: the version
+        batch: the one in flight, without its parts. windows: those in it. publish_as: the version
         that its weights will have; None where it trains no policy. checkpoints: the updates of
         those that are to come by themselves. versions: those that the learner may publish, each
         with the first update that its weights may be from. newest: the last update sent to it.
         follows: the version of its weights, where that is not published yet.
     """
 
-    update: int | None = None
-    lineage: int = 0
-    batch_id: int | None = None
+    batch: m.Batch | None = None
     windows: list[Window] = field(default_factory=list)
     publish_as: int | None = None
-    checkpoint_with_update: bool = False
     checkpoints: set[int] = field(default_factory=set)
     versions: dict[int, int] = field(default_factory=dict)
     newest: int = 0
@@ -60,9 +57,7 @@ class OutstandingRequests:
 
     def batch_sent(self, batch: m.Batch, windows: list[Window]) -> None:
         """Note a batch that is sent to the learner."""
-        self.update = self.newest = batch.update
-        self.lineage, self.batch_id = batch.lineage, batch.batch_id
-        self.windows, self.checkpoint_with_update = windows, batch.checkpoint
+        self.batch, self.windows, self.newest = batch, windows, batch.update
         trains = batch.publish_as != batch.version
         self.publish_as = batch.publish_as if trains else None
         if trains:
@@ -72,11 +67,10 @@ class OutstandingRequests:
         """Note that the learner has answered for the batch, and which version will follow.
 
         Its checkpoint will follow, too, if one was requested and is not there."""
-        if self.checkpoint_with_update and checkpoint is None and self.update is not None:
-            self.checkpoints.add(self.update)
+        if self.batch is not None and self.batch.checkpoint and checkpoint is None:
+            self.checkpoints.add(self.batch.update)
         self.follows = self.follows if follows is None else follows
-        self.update = self.batch_id = self.publish_as = None
-        self.windows, self.checkpoint_with_update = [], False
+        self.batch, self.windows, self.publish_as = None, [], None
 
     def published(self, version: int) -> None:
         """Note a published version: it and those it overtook will not come again."""
@@ -117,18 +111,18 @@ def learner_refusal(
 
 
 def _update_problem(message: m.UpdateDone, orders: OutstandingRequests) -> str | None:
-    said = message.lineage, message.update, message.batch_id
-    if said != (orders.lineage, orders.update, orders.batch_id):
+    batch, said = orders.batch, (message.lineage, message.update, message.batch_id)
+    if batch is None or said != (batch.lineage, batch.update, batch.batch_id):
         return (
             f"update {message.update} of lineage {message.lineage}, batch {message.batch_id}, was "
             "not expected"
         )
-    notice, expected = message.notice, (orders.publish_as, orders.update)
+    notice, expected = message.notice, (orders.publish_as, batch.update)
     if notice is not None and (notice.version, notice.update) != expected:
         return f"version {notice.version} is not that of update {message.update}"
     if message.follows is not None and (notice or message.follows != orders.publish_as):
         return f"version {message.follows} cannot follow update {message.update}"
-    if message.checkpoint is not None and not orders.checkpoint_with_update:
+    if message.checkpoint is not None and not batch.checkpoint:
         return f"no checkpoint of update {message.update} was asked for"
     return diagnostics_problem(message.diagnostics, orders.windows)
 

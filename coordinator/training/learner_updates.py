@@ -85,7 +85,8 @@ class LearnerUpdates:
         hub = self._hub
         committed = hub.state.line.get(hub.state.committed)
         learner = hub.peers.learner
-        if learner is not None and message.batch_id not in (self.orders.batch_id, committed):
+        ours = self.orders.batch and self.orders.batch.batch_id
+        if learner is not None and message.batch_id not in (ours, committed):
             name = learner.hello.name
             self.forget_learner()
             await self._bring_back(
@@ -218,7 +219,7 @@ class LearnerUpdates:
 
     async def _send(self, name: str, batch: m.Batch, parts: list[m.BatchPart]) -> None:
         taken = self._hub.account.taken
-        if taken is not None and taken.batch_id == self.orders.batch_id == batch.batch_id:
+        if taken is not None and taken.batch_id == batch.batch_id and self.orders.batch is batch:
             await self._hub.send(
                 name, msgspec.structs.replace(batch, journal=self._hub.recorder.end)
             )

@@ -123,7 +123,8 @@ class Stage:
     def update(self) -> m.UpdateDone | None:
         """The update that is out; odd ones leave their weights for a notice by itself."""
         orders = self.training.orders
-        if orders.update is None:
+        batch = orders.batch
+        if batch is None:
             return None
         rows = [
             TokenDiagnostics(
@@ -136,19 +137,18 @@ class Stage:
             for w in orders.windows[:1]
         ]
         notice = None
-        if orders.publish_as is not None and orders.update % 2 == 0:
+        if orders.publish_as is not None and batch.update % 2 == 0:
             notice = m.WeightNotice(
                 version=orders.publish_as,
-                update=orders.update,
+                update=batch.update,
                 digest="",
                 num_bytes=1,
                 sources=[],
             )
-        assert orders.batch_id is not None
         return m.UpdateDone(
-            batch_id=orders.batch_id,
-            update=orders.update,
-            lineage=orders.lineage,
+            batch_id=batch.batch_id,
+            update=batch.update,
+            lineage=batch.lineage,
             metrics={"actor/pg_loss": 0.5, "critic/vf_explained_var": 0.1},
             diagnostics=rows,
             notice=notice,
