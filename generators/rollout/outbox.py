@@ -29,9 +29,8 @@ class Outbox:
     def __init__(self, send: Send, *, gather_s: float = 0.005, max_bytes: int = 8 << 20) -> None:
         self._send, self._gather_s, self._max_bytes = send, gather_s, max_bytes
         self._waiting: list[TrajectoryChunk] = []
-        self._unacked: dict[tuple[int, int], TrajectoryChunk] = {}
-        self._since: dict[tuple[int, int], float] = {}
-        """Time at which each of them was sent last; the oldest comes first."""
+        self._unacked: dict[tuple[int, int], tuple[TrajectoryChunk, float]] = {}
+        """Chunks, each with the time at which it was sent last; the oldest comes first."""
         self._wake = asyncio.Event()
         self._empty, self._goes = asyncio.Event(), asyncio.Event()
         self._empty.set()
@@ -44,16 +43,16 @@ class Outbox:
 
     def leases(self) -> set[int]:
         """Return the leases that have unacknowledged chunks."""
-        return {chunk.lease_id for chunk in self._unacked.values()}
+        return {chunk.lease_id for chunk, _ in self._unacked.values()}
 
     def waits_since(self) -> float:
         """Return when (time.monotonic) the oldest unacknowledged chunk was sent, or inf."""
-        return math.inf if self.paused else next(iter(self._since.values()), math.inf)
+        sent_at = (at for _, at in self._unacked.values())
+        return math.inf if self.paused else next(sent_at, math.inf)
 
     def put(self, chunk: TrajectoryChunk) -> None:
         """Send a chunk soon, and keep it until it is acknowledged."""
-        key = chunk.trajectory_id, chunk.chunk_index
-        self._unacked[key], self._since[key] = chunk, time.monotonic()
+        self._unacked[chunk.trajectory_id, chunk.chunk_index] = chunk, time.monotonic()
         self._waiting.append(chunk)
         self._empty.clear()
         self._wake.set()
@@ -62,9 +61,8 @@ class Outbox:
 
     def acknowledge(self, ack: ChunkAck) -> None:
         """Forget the chunks that the coordinator has recorded."""
-        for trajectory_id, chunk_index in ack.acked:
-            self._unacked.pop((trajectory_id, chunk_index), None)
-            self._since.pop((trajectory_id, chunk_index), None)
+        for key in ack.acked:
+            self._unacked.pop(key, None)
         if len(self._unacked) <= len(self._waiting):
             self._goes.set()
         if not self._unacked:
@@ -73,8 +71,8 @@ class Outbox:
     def resend(self) -> None:
         """Send everything unacknowledged again, and all that follows."""
         self.paused = False
-        self._waiting = list(self._unacked.values())
-        self._since = dict.fromkeys(self._unacked, time.monotonic())
+        self._waiting, now = [chunk for chunk, _ in self._unacked.values()], time.monotonic()
+        self._unacked = {key: (chunk, now) for key, (chunk, _) in self._unacked.items()}
         if self._waiting:
             self._wake.set()
             self._goes.set()
