@@ -1,8 +1,8 @@
 """Ends of a connection: messages to frames and back, with deliveries, without sockets.
 
 In: messages to send, and frames that arrived. Out: frames, messages, and what is answered at once.
-What is no message is dropped, and told to `on_reject` where there is one; nothing here raises for
-what arrives. A process's sockets have the identity NAME~SECRET, with a new random secret for each
+What is no message is dropped, and by a router reported to `on_reject`; nothing here raises for what
+arrives. A process's sockets have the identity NAME~SECRET, with a new random secret for each
 process: nobody else can guess it, so that it distinguishes a process from another one that uses the
 same name.
 """
@@ -10,6 +10,7 @@ same name.
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.errors import ProtocolError, UserError
 from headrace.protocol.fields import NAME
@@ -81,9 +82,7 @@ class RoleEndpoint:
 class RouterEndpoint:
     """A router's end of its connections to all processes."""
 
-    def __init__(
-        self, max_bytes: int, most: int, on_reject: Callable[[str, str], None] | None
-    ) -> None:
+    def __init__(self, max_bytes: int, most: int, on_reject: Callable[[str, str], None]) -> None:
         """`most`: maximum number of unacknowledged messages that are kept for one process."""
         self._codec, self._most = message_codec(max_bytes=max_bytes), most
         self._on_reject = on_reject
@@ -115,12 +114,7 @@ class RouterEndpoint:
     def decode(self, frames: Sequence[bytes]) -> tuple[str, Message | None, list[Frames]]:
         """The sender, its message if that is handed on, and what is answered at once."""
         identity = frames[0].decode(errors="replace")
-
-        def reject(reason: str) -> None:
-            if self._on_reject:
-                self._on_reject(identity, reason)
-
-        place, message = _read(self._codec, frames[1:], reject)
+        place, message = _read(self._codec, frames[1:], partial(self._on_reject, identity))
         answers: list[Frames] = []
         if place is not None and (delivery := self._deliveries.get(identity)) is not None:
             handed_on, answers = delivery.accept(place, message)

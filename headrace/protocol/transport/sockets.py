@@ -69,7 +69,7 @@ class _BoundSocket:
         *,
         max_bytes: int,
         curve_keys: str | None = None,
-        on_reject: Callable[[str, str], None] | None = None,
+        on_reject: Callable[[str, str], None] = lambda _name, _reason: None,
     ) -> None:
         if not is_loopback(host) and not curve_keys:
             raise UserError(
