@@ -11,8 +11,8 @@ where that holds whatever is trained. NAME in a name is as in `headrace.metrics.
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from headrace.metrics.registry import info_of, pattern_of
 
@@ -228,10 +228,6 @@ class Alert:
     now: bool
     text: str
     why: str
-
-    def as_row(self) -> dict[str, Any]:
-        """Fields by name."""
-        return asdict(self)
 
 
 def band_of(name: str) -> HealthBand | None:

@@ -1,5 +1,6 @@
 """One run in one dict: what `headrace show RUN --json` prints."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             *alert_texts(reader),
             *(event["text"] for event in supervisor_events(run_dir) if event["kind"] == ALERT),
         ],
-        "bands": [alert.as_row() for alert in left],
+        "bands": [asdict(alert) for alert in left],
         "response_length": {
             "first": before.get("response_length"),
             "last": after.get("response_length"),

@@ -1,5 +1,6 @@
 """Alerts of a run are those of its metrics, on the surviving line, bounded."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_run_says_what_its_series_say(collapsed: Path) -> None:
 
 def test_show_has_the_same_entries(collapsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary, found = queries.run_summary(collapsed), queries.band_alerts(collapsed)
-    assert summary["bands"] == [alert.as_row() for alert in found]
+    assert summary["bands"] == [asdict(alert) for alert in found]
     assert summary["alerts"][: len(found)] == [alert_sentence(alert) for alert in found]
     assert main(["show", collapsed.name, "--root", str(collapsed.parent)]) == 0
     text = capsys.readouterr().out
