@@ -10,7 +10,6 @@ and a complete one is reused.
 import contextlib
 import json
 import math
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from headrace.protocol.messages.control import Finish
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Span
-from headrace.run_files.run_folder import COORDINATOR_FILE, name_latest, read_config
+from headrace.run_files.run_folder import name_latest, read_config
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 from storage import queries
@@ -406,7 +405,6 @@ class LiveRun:
         line = queries.run_line(self._run_dir)
         self._at = (line.started_at or STARTED_AT) + line.wall_s
         self._made = SyntheticRun(self._run_dir, self._shape)
-        (self._run_dir / COORDINATOR_FILE).write_text(json.dumps({"pid": os.getpid()}))
         self._made.store.append([r.RunPhase(at=self._at, phase="training")])
         self._life = self._lives.submit(self._live)
         return self
@@ -417,7 +415,6 @@ class LiveRun:
         end = r.RunPhase(at=self._at + 1.0, phase="finished", detail="updates")
         self._made.store.append([end])
         self._made.store.close()
-        (self._run_dir / COORDINATOR_FILE).unlink()
         self._life.result()
 
     def _live(self) -> None:

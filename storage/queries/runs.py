@@ -1,7 +1,5 @@
 """Runs under a root, and the state of each."""
 
-import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -205,17 +203,9 @@ def _phase(run_dir: Path, word: CoordinatorStatus) -> str:
 
 
 def _is_gone(run_dir: Path, last_at: float | None) -> bool:
-    """Silent for long, and no process with the coordinator's id on this machine."""
-    if last_at is not None and time.time() - last_at < _SILENCE_S:
-        return False
-    try:
-        pid = int(json.loads((run_dir / COORDINATOR_FILE).read_text())["pid"])
-        os.kill(pid, 0)
-    except PermissionError:
-        return False
-    except (OSError, ValueError, KeyError):
-        return last_at is not None
-    return False
+    """Silent for long, and held by no process on this machine."""
+    is_silent = last_at is not None and time.time() - last_at >= _SILENCE_S
+    return is_silent and not is_running(run_dir)
 
 
 def _unread_line(run_dir: Path, error: Exception) -> RunLine:

@@ -1,7 +1,6 @@
 """What can become of a scripted run, written behind it: a collapse, a crash, signs of life."""
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -152,7 +151,6 @@ def breathe(
 ) -> None:
     """The coordinator of a live run says that it hears everybody, but for one, and what it waits
     for."""
-    (run_dir / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
     names = ("generator-0", "learner-0", "reward-0")
     said = {
         "at": time.time(),

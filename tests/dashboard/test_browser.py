@@ -1,7 +1,6 @@
 """The real server and a real browser: the pages of a run, with the store's numbers."""
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -193,13 +192,12 @@ def test_a_live_page_reaches_its_end_by_itself_and_never_greys_out(
     root = tmp_path_factory.mktemp("live")
     started = time.time() - 12
     run = write_run(root, "live-1", started=started, updates=3, roll_back_after=None, end=False)
-    (run / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
+    store = RunStore.open(run)
     with served(root) as url:
         page.goto(url)
         pill = page.locator(".hr-pill")
         expect(pill).to_have_text("training")
         page.evaluate(WATCH)
-        store = RunStore.open(run)
         dropped = {"ledger/generated": 123456.0, "ledger/dropped/stale": 123456.0}
         store.append([MetricsSampled(at=time.time(), update=3, metrics=dropped)])
         expect(page.locator(".hr-sum")).to_contain_text("123,456")

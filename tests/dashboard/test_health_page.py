@@ -12,6 +12,7 @@ from dashboard.components.reading import literal_markdown
 from dashboard.views.learning import CHARTS
 from headrace.metrics.health_ranges import BANDS
 from headrace.protocol.records.record_types import MetricsSampled, RunPhase
+from headrace.run_files.run_folder import locked
 from storage.run_store import RunStore
 from tests.dashboard.odd_runs import breathe, collapse, crash
 from tests.dashboard.scripted_run import make_config, write_run
@@ -58,7 +59,8 @@ def test_a_finished_run(opened: Callable[[str, Path], AppTest], run_dir: Path) -
 def test_a_live_run_that_is_well(opened: Callable[[str, Path], AppTest], tmp_path: Path) -> None:
     run = write_run(tmp_path, started=time.time() - 600, updates=3, roll_back_after=None, end=False)
     breathe(run, waits={"the learner's update 4": 1.5})
-    test = opened("health", run).run()
+    with locked(run):
+        test = opened("health", run).run()
     assert not test.exception
     assert test.success[0].value == literal_markdown("All 3 processes are well.")
     waits = test.dataframe[1].value
@@ -74,7 +76,8 @@ def test_a_live_run_with_a_silent_generator(
     store.append([MetricsSampled(at=time.time(), update=3, metrics=memory)])
     store.close()
     breathe(run, silent="generator-0", age_s=700.0)
-    test = opened("health", run).run()
+    with locked(run):
+        test = opened("health", run).run()
     assert not test.exception
     assert test.warning[0].value.startswith(
         literal_markdown("generator-0 has been silent for 11:4")

@@ -1,7 +1,6 @@
 """Every page through Streamlit's own test harness: no exception, and the store's numbers."""
 
 import json
-import os
 import re
 import sys
 import time
@@ -28,6 +27,7 @@ from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
 from headrace.protocol.records.record_types import MetricsSampled, RunPhase
+from headrace.run_files.run_folder import locked
 from storage import queries
 from storage.audit import audit_run
 from storage.queries import trajectory_index
@@ -458,7 +458,8 @@ def test_a_live_run_shows_progress_and_heartbeats(
 ) -> None:
     run = write_run(tmp_path, started=time.time() - 15, updates=3, roll_back_after=None, end=False)
     breathe(run)
-    test = open_page("overview", run).run()
+    with locked(run):
+        test = open_page("overview", run).run()
     assert not test.exception
     assert "hr-pill live" in html_of(test)
     assert set(test.dataframe[0].value["state"]) == {"up"}
@@ -575,16 +576,14 @@ def test_what_was_written_meanwhile_redraws_only_what_looks_otherwise(
 ) -> None:
     """A sample of gauges within the same second draws no chart of updates anew."""
     run = write_run(tmp_path, updates=4, roll_back_after=None, end=False)
-    (run / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
+    store = RunStore.open(run)
     for name in ("learning", "rewards"):
         assert not open_page(name, run).run().exception
     assert made_charts
     line = queries.run_line(run)
     assert line.status == "training"
     now = (line.started_at or 0.0) + line.wall_s
-    store = RunStore.open(run)
     store.append([MetricsSampled(at=now + 1e-3, update=4, metrics={"ledger/generated": 1e6})])
-    store.close()
     data.run_line.clear()
     test = open_page("overview", run).run()
     assert "1,000,000" in html_of(test)
@@ -592,3 +591,4 @@ def test_what_was_written_meanwhile_redraws_only_what_looks_otherwise(
     for name in ("learning", "rewards"):
         assert not open_page(name, run).run().exception
     assert made_charts == []
+    store.close()

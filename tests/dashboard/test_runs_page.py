@@ -1,7 +1,6 @@
 """The page Runs: rows, filters, orders, notes, archive, and folders that are broken."""
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard.components.run_table import RunFilter, chosen_lines, run_rows, styled
-from headrace.run_files.run_folder import latest_name
+from headrace.run_files.run_folder import latest_name, locked
 from headrace.run_files.run_notes import RunNotes, change_notes, read_notes
 from storage import queries
 from storage.audit import audit_run
@@ -161,8 +160,8 @@ def test_a_run_that_goes_on_is_not_archived(
 ) -> None:
     run = write_run(tmp_path, "live-1", started=time.time() - 9, updates=2, roll_back_after=None,
                     end=False)  # fmt: skip
-    (run / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
-    test = choose(open_page(tmp_path), run.name)
+    with locked(run):
+        test = choose(open_page(tmp_path), run.name)
     assert not test.exception
     assert rows_of(test)["state"].tolist() == ["training"]
     assert "Archive" not in {button.label for button in test.button}

@@ -1,7 +1,6 @@
 """`headrace runs`: every folder is a line, whatever is in it."""
 
 import json
-import os
 import shutil
 import sqlite3
 import time
@@ -11,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.run_files.run_folder import (
-    COORDINATOR_FILE,
-    LIVE_STATE_FILE,
-    RESOLVED,
-    locked,
-    make_run_folder,
-)
+from headrace.run_files.run_folder import LIVE_STATE_FILE, RESOLVED, locked, make_run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.cli import main
 from storage import queries
@@ -100,7 +93,6 @@ def ahead(run_dir: Path, phase: str, url: str | None = None) -> None:
     said = {"at": time.time(), "phase": phase, "waits": [], "heard": {}, "updates": 64}
     said |= {"records": 10**6, "sql": trouble if phase == "training" else None}
     (run_dir / LIVE_STATE_FILE).write_text(json.dumps(said))
-    (run_dir / COORDINATOR_FILE).write_text(json.dumps({"pid": os.getpid()}))
     if url is not None:
         path = run_dir / RESOLVED
         config = json.loads(path.read_text())
