@@ -135,8 +135,10 @@ def true_boxes(answer: str, columns: Mapping[str, Any], options: Grounding) -> l
     """The row's boxes on the grid of responses; ValueError where it has none, or one is none."""
     told = answer if options.column is None else str(_column(columns, options.column))
     boxes: list[Box] = list(read_groups(told, 4))
-    if not boxes or len(boxes) > MAX_BOXES or not all(b[0] < b[2] and b[1] < b[3] for b in boxes):
-        raise ValueError(f"the true box {told[:60]!r} is not x1, y1, x2, y2 with x1 < x2, y1 < y2")
+    most = options.largest if options.size_column is None else math.inf
+    fit = all(x1 < x2 <= most and y1 < y2 <= most for x1, y1, x2, y2 in boxes)
+    if not boxes or len(boxes) > MAX_BOXES or not fit:
+        raise ValueError(f"{told[:60]!r} is no true box: x1 < x2 <= {most:g}, y1 < y2 <= {most:g}")
     if options.size_column is None:
         return boxes
     width, height = _size(_column(columns, options.size_column), options.size_column)

@@ -87,7 +87,7 @@ def test_thoughts_and_markers_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("kind", ["box", "point"])
-@pytest.mark.parametrize("answer", ["2,2,0,0", "red", "1,2,3", "nan,0,1,1", " "])
+@pytest.mark.parametrize("answer", ["2,2,0,0", "red", "1,2,3", "nan,0,1,1", "0,0,1300,2", " "])
 def test_rows_without_a_true_box_are_errors(kind: str, answer: str) -> None:
     with pytest.raises(ValueError, match=r"true box|is empty"):
         judged(verifier(kind), "0,0,1,1", answer)
