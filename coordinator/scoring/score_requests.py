@@ -248,16 +248,16 @@ class Scoring:
         lines, score = self._hub.lines, self._outcomes.get(trajectory.trajectory_id)
         if score is None:
             return
-        ok, rewards, reward = score.status == "ok", score.rewards, score.reward
+        ok, rewards, reward = score.status == "ok", list[Reward](), score.reward
+        at_end = Reward(score.reward, trajectory.last_sampled)
         if ok and trajectory.steps:
             # The rewards of its environment stand at its turns already.
-            rewards = [Reward(score.reward, trajectory.last_sampled)]
+            rewards = [at_end]
             reward += sum(step.reward for step in trajectory.steps)
         if ok and lines is not None and trajectory.purpose == "train":
             if lines.awaits(trajectory):
                 return
-            at_end = [Reward(score.reward, trajectory.last_sampled)]
-            rewards = lines.settle(trajectory, passed=score.correct) + (rewards or at_end)
+            rewards = [*lines.settle(trajectory, passed=score.correct), at_end]
         del self._outcomes[trajectory.trajectory_id]
         arrived = RewardArrived(
             trajectory_id=trajectory.trajectory_id,

@@ -15,7 +15,7 @@ from headrace.protocol import fields
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
-from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
+from headrace.protocol.token_spans import Float32, Int32, MediaRun, Span, Streams
 
 PROTOCOL_VERSION = 14
 
@@ -386,8 +386,6 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     trajectory_id: fields.Count
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
-    rewards: list[Reward] = []
-    """Rewards by position; empty: all of it at the last sampled token."""
     correct: bool = False
     parts: dict[str, float] = {}
     seconds: fields.Seconds = 0.0
