@@ -361,6 +361,11 @@ RULES: tuple[Rule, ...] = (
         "{c.task.max_response_length}; the penalty grows over the last so many tokens of it",
     ),
     Rule(
+        "algorithm.overlong.cache",
+        lambda c: c.algorithm.turns == "turn" and bool((o := c.algorithm.overlong) and o.cache),
+        'holds a turn against the limit of all turns; with algorithm.turns = "turn" leave it out',
+    ),
+    Rule(
         "algorithm.overlong",
         lambda c: (long := c.algorithm.overlong) is not None
         and long.cache is None

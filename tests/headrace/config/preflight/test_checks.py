@@ -125,6 +125,10 @@ CARRIED = "learner.context=carried"
             'algorithm.kl.where: "reward" takes the divergence from what sampled a token',
         ),
         (["algorithm.overlong.cache=241"], "241 is longer than task.max_response_length = 240"),
+        (
+            ["algorithm.turns=turn", "algorithm.overlong.cache=24"],
+            "algorithm.overlong.cache: holds a turn against the limit of all turns",
+        ),
         (["algorithm.overlong.factor=2"], "does nothing without cache or filter"),
         ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
         (["algorithm.value.warmup_explained_variance=0.5"], "ends a warm-up early"),
