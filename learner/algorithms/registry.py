@@ -31,6 +31,7 @@ from headrace.config.sections.algorithm import (
     ValueTargetConfig,
 )
 from headrace.config.sections.generator import FireConfig
+from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from learner.algorithms.advantages import (
     credited_length,
@@ -126,7 +127,7 @@ class Algorithm:
     """Every slot of an algorithm.
 
     Attributes:
-        window: most tokens of one window. lambdas: ([S] length so far, [S] finished) -> [S] lambda
+        window: tokens between known cuts. lambdas: ([S] length so far, [S] finished) -> [S] lambda
         of the policy's advantages. shape_rewards: ([N] rewards at the ends of answers, [N] their
         sampled tokens) -> [N] with the length penalty added; of windows, of value trajectories and
         of groups. advantages, normalise: rewards to the loss's advantages. whitens_by_act:
@@ -157,6 +158,17 @@ class Algorithm:
     kl: KlSlots | None
     hot: HotSlots
     value: ValueSlots | None
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """Return the functions of a run's algorithm; UserError as of `build_algorithm`."""
+    longest = config.task.max_response_length
+    built = build_algorithm(
+        config.algorithm, window=config.window, max_length=longest, fire=config.generator.fire
+    )
+    # An answer does not show where its windows ended if they ended with its turns.
+    by_turn = config.environment is not None and not config.schedule.across_turns
+    return replace(built, window=longest) if by_turn else built
 
 
 def build_algorithm(

@@ -26,7 +26,7 @@ from headrace.protocol.messages import control as m
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.run_files.run_folder import MEDIA
-from learner.algorithms.registry import build_algorithm
+from learner.algorithms.registry import algorithm_of
 from learner.device import claim_memory
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.checkpointing import RankCheckpoints, WeightPosition
@@ -116,12 +116,7 @@ class Trainer:
         """Build models, engines and position, from a checkpoint or from the start."""
         config, self.resumed_from = self._config, checkpoint
         torch.manual_seed(config.seed)
-        algorithm = build_algorithm(
-            config.algorithm,
-            window=config.window,
-            max_length=config.task.max_response_length,
-            fire=config.generator.fire,
-        )
+        algorithm = algorithm_of(config)
         with self._work.moving("loading the models"):
             models = self.models = ModelSet(
                 config, algorithm, checkpoint,

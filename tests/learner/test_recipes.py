@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.config.loading.recipe import load_recipe
-from learner.algorithms.registry import Algorithm, build_algorithm
+from learner.algorithms.registry import Algorithm, algorithm_of, build_algorithm
 from learner.batching.group_statistics import Groups
 from learner.batching.segments import segments_of
 from tests.learner.algorithms.test_advantages import f64
@@ -30,6 +30,14 @@ def test_it_builds_with_or_without_a_critic(name: str) -> None:
     assert not algorithm.uses_proximal
     assert (algorithm.kl is not None) == (name in ("grpo", "rloo", "reinforcepp"))
     assert algorithm.window == (60 if name == "tppo" else 240)
+
+
+def test_windows_that_end_with_turns_have_no_known_cuts() -> None:
+    """Their borders are no multiples of the window, and only the coordinator has them."""
+    for across_turns, expected in ((True, 2), (False, 6)):
+        overrides = ["schedule.window=2", f"schedule.across_turns={str(across_turns).lower()}"]
+        config = load_recipe(FOLDER.parent / "pag.toml", overrides)
+        assert algorithm_of(config).window == expected
 
 
 @pytest.mark.parametrize(

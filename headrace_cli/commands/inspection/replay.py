@@ -222,7 +222,7 @@ def replay(arguments: argparse.Namespace) -> int:
 def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
     """Compare everything that can be recomputed without a model."""
     from coordinator.training.replayed_batch import past_batch
-    from learner.algorithms.registry import build_algorithm
+    from learner.algorithms.registry import algorithm_of
     from learner.batching.shards import merge_shards
     from learner.replay.recompute import recompute
     from storage.journal.diagnostics import DiagnosticsReader
@@ -236,10 +236,7 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
     keys = [(commit.lineage, commit.update, window.window_id) for window in shard.windows]
     rows = DiagnosticsReader(run_dir / "diagnostics").read(keys)
     stored = {key[2]: row for key, row in rows.items()}
-    algorithm = build_algorithm(
-        config.algorithm, window=config.window, max_length=config.task.max_response_length,
-        fire=config.generator.fire,
-    )  # fmt: skip
+    algorithm = algorithm_of(config)
     made = recompute(algorithm, shard, stored, version=past.recorded.version)
     found = ReplayReport(past, stored, lacking=dict(made.lacking))
     by_rank = written.get(past.recorded.batch_id or 0, {})
