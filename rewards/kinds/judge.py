@@ -16,7 +16,7 @@ from typing import Any
 from headrace.config.sections.reward import JUDGES_CONCURRENCY
 from headrace.data.answer_text import without_thought
 from headrace.data.media import MediaError, MediaStore, data_url
-from headrace.errors import RunFailedError
+from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import column, right_answer
 from rewards.functions import coroutines
@@ -36,6 +36,9 @@ LOOK_EVERY_S = 1.0
 def build(options: Options) -> Verifier:
     """The verifier; UserError where the options do not go together, or the key is not there."""
     check_options(options)
+    shown = {"first", "second"} if options.mode == "pairwise" else {"response"}
+    if lacks := sorted(shown - names_in(template_of(options))):
+        raise UserError(f"option prompt of kind 'judge': it shows no {{{lacks[0]}}} to judge")
     where = address_lookup(options)
     server = JudgeServer(options, where)
 

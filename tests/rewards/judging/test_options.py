@@ -28,6 +28,8 @@ URL: dict[str, Any] = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
         ({**URL, "pattern": "("}, "is no regular expression"),
         ({**URL, "pattern": r"(\d+)"}, "has no group (?P<score>...)"),
         ({**URL, "images": True, "api": "completions"}, "option images of kind"),
+        ({**URL, "prompt": "Is {answer} right?"}, "it shows no {response} to judge"),
+        ({**URL, "prompt": "{first}?", "mode": "pairwise"}, "judge': it shows no {second}"),
         ({**URL, "mode": "both"}, "option mode of kind 'judge'"),
         ({**URL, "attempts": 0}, "option attempts of kind 'judge'"),
     ],
