@@ -1,6 +1,5 @@
 """The real server and a real browser: the pages of a run, with the store's numbers."""
 
-import json
 import re
 import time
 from collections.abc import Iterator
