@@ -152,7 +152,7 @@ def chat_text(
             text = tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=begins_answer, **more
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # the latter: it adds text to a list
             raise UserError(f"the model's chat template takes no such chat: {error}") from error
         return str(text)
 

@@ -1,9 +1,9 @@
 """Prompts from the task to token ids: the source of new groups.
 
 In: the task's rows by position, the policy's tokenizer, the progress of a mixture. Out: GroupIssued
-records. A prompt over the length limit is skipped and counted. Positions are consumed in order, so
-the next position, of a mixture that of each domain, is all that a resume needs. An image is decoded
-once, and drawing a prompt writes none: `media.write` does.
+records. A row that is too long or no prompt for the policy is skipped and counted. Positions are
+consumed in order, so the next position, of a mixture that of each domain, is all that a resume
+needs. An image is decoded once, and drawing a prompt writes none: `media.write` does.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from tasks.datasets.source import (
     build_source,
     image_files,
 )
-from tasks.rows import TaskRow, with_images
+from tasks.rows import TaskRow, images_in, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
@@ -117,31 +117,24 @@ class Prompts:
         files = dict(zip(digests, images, strict=True))
         asked = with_images(row.prompt, digests)
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        text = chat_text(
-            self._tokenizer,
-            messages,
-            # An environment may say something between the prompt and the first answer.
-            begins_answer=environment is None,
-            tools=environment.tools if environment else (),
-        )
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         said = "" if isinstance(asked, str) else json.dumps(messages)
-        if self._images is None:
-            return EncodedPrompt(text, _ids(ids), said)
 
         def pixels(digest: str) -> Any:
             try:
                 return open_rgb(files[digest])
             except MediaError as error:
-                number = digests.index(digest) + 1
-                raise MediaError(f"row {row.id}, image {number}: {error}") from error
+                raise MediaError(f"image {digests.index(digest) + 1}: {error}") from error
 
         try:
+            # An environment may say something between the prompt and the first answer.
+            begins, tools = environment is None, environment.tools if environment else []
+            text = chat_text(self._tokenizer, messages, begins_answer=begins, tools=tools)
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            if self._images is None:
+                return EncodedPrompt(text, _ids(ids), said)
             expanded, media = self._images.expand(ids, digests, pixels)
-        except MediaError:
-            raise
         except UserError as error:
-            raise UserError(f"row {row.id}: {error}") from error
+            raise UserError(f"row {row.id}, {error}") from error
         version = self._images.version if media else ""
         return EncodedPrompt(text, expanded, said, media, version, files)
 
@@ -150,16 +143,13 @@ class Prompts:
         files = image_files(self._config.task, row)
         if not files:
             return []
-        model, most = self._config.model, self._config.task.max_images
-        if self.media is None or (self._images is None and not sees_images(model.path)):
+        if self.media is None or self._images is None:
             raise UserError(
                 f"row {row.id}: its prompt has images, and the policy reads text alone; take such "
                 "rows out of the dataset"
             )
-        if len(files) > most:
+        if len(files) > (most := self._config.task.max_images):
             raise UserError(f"row {row.id}: {len(files)} images, but task.max_images = {most}")
-        if self._images is None:
-            self._images = ImageProcessor(model.path, trust_remote_code=model.trust_remote_code)
         return files
 
     @property
@@ -216,9 +206,11 @@ class Prompts:
                 return msgspec.structs.replace(group, domain_position=at)
             self._mixture.empty.add(domain)
             self.unasked.append(f"{domain}: no prompt is left, so the other domains are asked")
+        refused = next((line for line in self.unasked if line.startswith("skipped: ")), "none")
         raise UserError(
             f"{MAX_SKIPS} prompts in a row are longer than task.max_prompt_length="
-            f"{self._config.task.max_prompt_length} tokens; raise it or filter the dataset"
+            f"{self._config.task.max_prompt_length} tokens, or refused ({refused}); raise it or "
+            "filter the dataset"
         )
 
     def _row_from(
@@ -240,10 +232,13 @@ class Prompts:
         return None
 
     def _usable(self, row: TaskRow) -> EncodedPrompt | None:
-        """Encode a row; None, and a notice, where it is too long or has an invalid image."""
+        """Encode a row; None, and a notice, where it is too long or no prompt for the policy."""
+        model = self._config.model
+        if self._images is None and images_in(row.prompt) and sees_images(model.path):
+            self._images = ImageProcessor(model.path, trust_remote_code=model.trust_remote_code)
         try:
             encoded = self.encode(row)
-        except MediaError as error:
+        except UserError as error:
             self.unasked.append(f"skipped: {error}")
             return None
         if encoded.ids.size <= self._config.task.max_prompt_length:

@@ -3,6 +3,7 @@ thread; a bad one costs its row."""
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -94,6 +95,14 @@ def test_a_row_with_a_bad_image_is_skipped_and_told(tmp_path: Path) -> None:
     damaged, gone = sorted(set(told), key=lambda line: "gone" in line)
     assert damaged.startswith("image 1: the image is damaged")
     assert "gone.png' cannot be read" in gone
+
+
+def test_a_row_with_an_images_token_in_its_text_is_skipped_and_told(tmp_path: Path) -> None:
+    prompts = prompts_over(tmp_path, [])
+    parts = [{"type": "image", "image": GOOD}, {"type": "text", "text": "<|image_pad|>?"}]
+    row = replace(prompts._source.row_at(0), prompt=[{"role": "user", "content": parts}])
+    assert prompts._usable(row) is None
+    assert prompts.unasked == [f"skipped: row {row.id}, 1 images, but 2 placeholders in the prompt"]
 
 
 async def test_a_frozen_disk_holds_nobody_up(tmp_path: Path) -> None:

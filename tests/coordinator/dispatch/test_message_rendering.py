@@ -160,3 +160,12 @@ def test_pieces_tell_messages_from_their_frames(tokenizer: Any) -> None:
     assert [(source, role) for source, role, _ in plain.pieces] == [
         ("tool", "tool"), ("environment", "user"),
     ]  # fmt: skip
+
+
+def test_a_template_that_adds_text_to_parts_is_one_line(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ 'user: ' + messages[0].content }}")
+    asked = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    with pytest.raises(UserError, match="takes no such chat: can only concatenate"):
+        chat_text(tokenizer, asked, begins_answer=True)

@@ -1,5 +1,7 @@
-"""Prompts as the policy sees them: a task that its tokenizer cannot spell is refused."""
+"""Prompts as the policy sees them: a task that its tokenizer cannot spell is refused, a row that
+its chat template refuses is skipped."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,13 @@ import pytest
 from coordinator.dispatch.prompts import Prompts
 from headrace.config.loading.recipe import load_recipe
 from headrace.errors import UserError
+from tests.coordinator.dispatch.test_mixture import recipe
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.toml"
+PICKY = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{{ messages[0].content }}"
+)
 
 
 @pytest.mark.parametrize(("model", "most"), [("chain-sums-cold", 46), ("chain-sums-long-cold", 52)])
@@ -21,3 +28,36 @@ def test_problems_may_be_as_long_as_the_model_has_labels(model: str, most: int) 
 def test_problems_with_labels_that_the_model_lacks_are_refused() -> None:
     with pytest.raises(UserError, match=r"lower task\.max_terms"):
         Prompts(load_recipe(RECIPE, ["task.max_terms=47"]))
+
+
+def chats(tmp_path: Path, roles: list[str]) -> Prompts:
+    """Prompts of rows that begin with these roles, under a template without a system role."""
+    rows = (
+        {"id": f"r{n}", "prompt": [{"role": role, "content": f"1+{n}="}], "answer": str(n + 1)}
+        for n, role in enumerate(roles)
+    )
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "kind": "dataset", "path": str(path), "eval_fraction": 0.01,
+        "max_prompt_length": 80, "max_response_length": 240,
+    }  # fmt: skip
+    prompts = Prompts(recipe(tmp_path, task))
+    prompts._tokenizer.chat_template = PICKY
+    return prompts
+
+
+def test_a_row_that_the_template_refuses_is_skipped_and_told(tmp_path: Path) -> None:
+    prompts = chats(tmp_path, ["system", "user"] * 4)
+    asked = {prompts.next_group(position, 0, 0).prompt_id for position in range(8)}
+    assert asked <= {"r1", "r3", "r5", "r7"}
+    why = "the model's chat template takes no such chat: no system role"
+    told = {line.partition(", ")[2] for line in prompts.unasked}
+    assert told == {why}
+    assert all(line.startswith("skipped: row r") for line in prompts.unasked)
+
+
+def test_a_run_whose_rows_are_all_refused_says_why(tmp_path: Path) -> None:
+    prompts = chats(tmp_path, ["system"] * 4)
+    with pytest.raises(UserError, match=r"refused \(skipped: row r\d, .*: no system role\)"):
+        prompts.next_group(0, 0, 0)
