@@ -1,7 +1,7 @@
 """Audit of rewards: a second source scores a share of answers, without training.
 
-In: training answers that have their reward, and scores of audits. Out: ScoreRequest batches marked
-as audits, AuditArrived records. Promises: an audit follows its answer's reward and delays none; the
+In: training answers that have their reward, and scores of audits. Out: items of requests, marked as
+audits; AuditArrived records. Promises: an audit follows its answer's reward and delays none; the
 choice of prompts depends on the prompt's id and the seed alone; failures are counted and reported
 once in a row, and nothing waits for an audit, an evaluation and the end of the run included. An
 answer that is forgotten before its turn has no audit.
@@ -15,9 +15,8 @@ import msgspec
 from coordinator.connections.peers import RewardPeer
 from coordinator.hub import Hub
 from coordinator.scoring.group_diversity import chosen
-from headrace.protocol.messages.control import Score, ScoreItem, ScoreRequest
+from headrace.protocol.messages.control import Score, ScoreItem
 from headrace.protocol.records.record_types import AuditArrived
-from headrace.protocol.transport.codec import in_parts
 from headrace.trajectory.trajectories import Group, Trajectory
 
 MOST_WAITING = 1024
@@ -62,21 +61,20 @@ class ScoreAudit:
         out = sum(len(worker.auditing) for worker in self._hub.peers.rewards.values())
         return {self._config.source: len(self._waiting) + out}
 
-    async def dispatch(
-        self, name: str, worker: RewardPeer, item_of: Callable[[Trajectory, str], ScoreItem]
-    ) -> None:
-        """Send a worker the audits that wait, at most two batches per child in flight."""
+    def items(
+        self, worker: RewardPeer, item_of: Callable[[Trajectory, str], ScoreItem]
+    ) -> list[ScoreItem]:
+        """Return the audits that go to a worker now: at most two batches per child in flight."""
         audit, reward = self._config, self._hub.config.reward
         if audit is None or not self._waiting:
-            return
+            return []
         room = 2 * reward.batch * reward.sources[audit.source].children - len(worker.auditing)
         items = []
         for trajectory in self._next(min(room, reward.batch)):
             item = item_of(trajectory, audit.source)
             items.append(msgspec.structs.replace(item, audit=True))
             worker.auditing.add(trajectory.trajectory_id)
-        for part in in_parts(items, self._hub.config.transport.request_bytes):
-            await self._hub.send(name, ScoreRequest(items=part))
+        return items
 
     def _next(self, number: int) -> Iterable[Trajectory]:
         """Pop the next trajectories that are still known."""

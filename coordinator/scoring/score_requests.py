@@ -23,7 +23,7 @@ from coordinator.scoring.group_diversity import GroupDiversity
 from coordinator.scoring.score_audit import ScoreAudit
 from coordinator.scoring.score_items import ScoreItems
 from headrace.config.sections.reward import DEFAULT_SOURCE
-from headrace.errors import UserError
+from headrace.errors import ProtocolError, UserError
 from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
 from headrace.protocol.records.record_types import RewardArrived
 from headrace.protocol.token_spans import Reward
@@ -128,10 +128,21 @@ class Scoring:
                     continue
                 room = 2 * size * self._sources[source].children - worker.in_flight[source]
                 asks = [queue.popleft() for _ in range(min(room, size, len(queue)))]
-                items = [item for ask in asks for item in self._asking(worker, ask)]
-                for part in in_parts(items, self._hub.config.transport.request_bytes):
-                    await self._hub.send(name, ScoreRequest(items=part))
-            await self._audits.dispatch(name, worker, self._items.whole)
+                await self._send(name, [i for ask in asks for i in self._asking(worker, ask)])
+            await self._send(name, self._audits.items(worker, self._items.whole))
+
+    async def _send(self, name: str, items: list[ScoreItem]) -> None:
+        """Send items to a worker; one that is longer than any message gets no score."""
+        for part in in_parts(items, self._hub.config.transport.request_bytes):
+            try:
+                await self._hub.send(name, ScoreRequest(items=part))
+            except ProtocolError as error:
+                one = part[0]  # Several are never too long together.
+                score = Score(
+                    trajectory_id=one.trajectory_id, source=one.source, audit=one.audit,
+                    status="invalid", error=f"{error} (transport.max_message_mib)",
+                )  # fmt: skip
+                self._rewarded = self.receive(name, Scores(scores=[score]))
 
     def _asking(self, worker: RewardPeer, ask: ScoreKey) -> Iterator[ScoreItem]:
         """Yield the item of a request to a worker; none where it is obsolete."""

@@ -1,6 +1,7 @@
 """What a reward worker is asked, by which source, and what comes of its answers."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from coordinator.connections.ranker_versions import RankerVersions
 from coordinator.connections.rejections import RejectionLog
 from coordinator.incidents.reward_monitors import RewardMonitors
 from coordinator.scoring.score_requests import Scoring
-from headrace.errors import UserError
+from headrace.errors import ProtocolError, UserError
 from headrace.protocol.messages.control import (
     Hello,
     ModelVersion,
@@ -164,6 +165,29 @@ def test_a_prompt_goes_to_the_source_that_its_row_names() -> None:
     assert [item.messages for item in items if item.source == "sums"] == [""]
     assert {item.messages for item in items if item.source == "style"} == {CHAT}
     assert front.scoring.waiting() == 3
+
+
+def test_an_item_longer_than_any_message_gets_no_score_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    front, send = Front(), Front.send
+
+    async def sending(name: str, message: ScoreRequest) -> None:
+        if any(len(item.info) > 1 << 20 for item in message.items):
+            raise ProtocolError("ScoreRequest of 9 bytes is over the limit of 8")
+        await send(front, name, message)
+
+    monkeypatch.setattr(front, "send", sending)
+    front.finish()
+    front.finish(info=json.dumps({"tests": "x" * (9 << 20)}))
+    front.finish()
+    assert [item.trajectory_id for item in front.dispatch()] == [0, 2]
+    assert front.account.trajectories[1].reward_status == "invalid"
+    assert front.incidents == ["reward_failed"]
+    assert [t.trajectory_id for t in front.scoring.expire()] == [1]
+    front.score(0, "ok")
+    assert front.scoring.waiting() == 1
+    assert not front.failed
 
 
 def test_a_source_with_a_full_queue_leaves_room_for_the_others() -> None:
