@@ -40,6 +40,7 @@ with lasting():
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
     from headrace.protocol.transport.sockets import Router
     from headrace.run_files.run_folder import COORDINATOR_FILE, MEDIA, write_atomically
+    from storage.database.engine import DatabaseAwayError
     from storage.run_store import START_BYTES, RunStore
 
 LAST_WRITER_S = 20.0
@@ -205,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
     parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
-    parser.add_argument("--patient", action="store_true", help="wait for a disk that is full")
+    parser.add_argument("--patient", action="store_true", help="wait for a full disk, or for SQL")
     parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
     memory.give_back()
@@ -216,14 +217,12 @@ def main(argv: list[str] | None = None) -> int:
             _wait_for_room(arguments.run_dir, problem)
         options = {"resume": arguments.resume, "host": arguments.announce}
         return asyncio.run(_main(config, arguments.run_dir, **options))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except StorageBlockedError as error:
-        if arguments.patient:  # From the beginning, as another process.
+    except (UserError, StorageBlockedError) as error:
+        is_disk = isinstance(error, StorageBlockedError)
+        if arguments.patient and (is_disk or isinstance(error, DatabaseAwayError)):
             _wait_for_room(arguments.run_dir, str(error))
-            os.execv(sys.executable, sys.orig_argv)
-        print(f"error: to start, the run needs {error}", file=sys.stderr)
+            os.execv(sys.executable, sys.orig_argv)  # From the beginning, as another process.
+        print(f"error: {'to start, the run needs ' if is_disk else ''}{error}", file=sys.stderr)
         return 2
 
 

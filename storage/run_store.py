@@ -24,13 +24,13 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 
 from headrace.config.sections.process import mask_password
 from headrace.config.sections.run import RunConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from headrace.host.disk import writing
 from headrace.protocol.messages.control import JournalEnd
 from headrace.protocol.records.record_types import Record, Snapshot, UpdateCommitted
 from headrace.run_files.run_folder import RESOLVED, hold_writer, read_config, write_config
 from storage import projection
-from storage.database.engine import SQLITE_NAME, open_writer
+from storage.database.engine import SQLITE_NAME, DatabaseAwayError, open_writer
 from storage.database.reader import check_formats
 from storage.journal.checkpoints import check_history, lost_records_error
 from storage.journal.diagnostics import DiagnosticsWriter
@@ -90,10 +90,10 @@ class RunStore:
                     values = json.loads(config.model_dump_json())
                     self._run = projection.register(connection, run_id, values)
                     seen = projection.next_offset(connection, self._run)
-        except OperationalError as error:
-            raise UserError(
-                f"SQL in {self._database(config)} cannot be written ({error.orig}): make room "
-                "there, or bring the server back, and start the run again"
+        except DATABASE_AWAY_ERRORS as error:
+            raise DatabaseAwayError(
+                f"SQL in {self._database(config)} cannot be written ({first_line(error.orig)}): "
+                "make room there, or bring the server back, and start the run again"
             ) from error
         self._sql = self._database(config)
         # Before anything is cut: SQL gets no record that is not safe in the journal.

@@ -39,11 +39,15 @@ SERVER_PATIENCE = {
 instead of minutes. The URL's own options take precedence."""
 
 
+class DatabaseAwayError(UserError):
+    """A database does not answer, or takes nothing now."""
+
+
 def open_writer(run_dir: Path, url: str | None, *, statement_s: float = 0) -> Engine:
     """The coordinator's engine, with tables.
 
-    UserError: no such database, or one of another schema. `statement_s`: seconds after which a
-    server gives up a statement; 0: never."""
+    UserError: no such database, or one of another schema; DatabaseAwayError: it does not answer.
+    `statement_s`: seconds after which a server gives up a statement; 0: never."""
     if url is None:
         return open_file(run_dir / SQLITE_NAME)
     engine = _server_engine(url, pool_pre_ping=True)
@@ -172,7 +176,7 @@ def _server_engine(url: str, **options: Any) -> Engine:
     except (OperationalError, ProgrammingError) as error:  # the latter: an option of no such name
         where = mask_password(url)
         reason = str(error.orig).strip().splitlines()[0]
-        raise UserError(f"cannot reach {where}: {reason}") from error
+        raise DatabaseAwayError(f"cannot reach {where}: {reason}") from error
     return engine
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError
 
+from coordinator import run as takeover
 from headrace.errors import UserError
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.records.record_types import (
@@ -284,6 +285,38 @@ def test_a_locked_file_holds_one_commit_up(tmp_path: Path, monkeypatch: pytest.M
     assert (
         len(dump(run_dir)["events"]) == len(dump(write_run(tmp_path / "a" / "run"))["events"]) + 1
     )
+
+
+def test_a_coordinator_that_takes_over_waits_for_sql(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It begins again as another process, while one that a person starts says what is wrong."""
+    run_dir, waits = tmp_path / "run", list[str]()
+    RunStore.create(run_dir, "run", run_config()).close()
+
+    async def opening(_: object, folder: Path, **__: object) -> int:
+        RunStore.open(folder).close()
+        return 0
+
+    def begins_again(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("storage.database.engine._LOCKED_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(takeover, "_main", opening)
+    monkeypatch.setattr(takeover, "_wait_for_room", lambda _, problem: waits.append(problem))
+    for name in ("memory.give_back", "stack_dumps.log_and_listen"):
+        monkeypatch.setattr(f"headrace.host.{name}", lambda: None)
+    monkeypatch.setattr("os.execv", begins_again)
+    command = ["--run-dir", str(run_dir), "--resume"]
+    with closing(sqlite3.connect(run_dir / "headrace.sqlite", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        assert takeover.main(command) == 2
+        assert "headrace.sqlite cannot be written (database is locked)" in capsys.readouterr().err
+        with pytest.raises(InterruptedError):
+            takeover.main([*command, "--patient"])
+    (problem,) = waits
+    assert "(database is locked)" in problem
+    assert takeover.main([*command, "--patient"]) == 0
 
 
 def test_a_run_that_ends_leaves_sql_behind_if_it_takes_too_long(
