@@ -14,7 +14,7 @@ time without a trajectory is known; the rest is spread evenly over the others as
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,7 +49,7 @@ _LEAST_STRETCH_S = 2.0
 """Generators report about once a second."""
 _SKEW_S = 60.0
 """Seconds by which clocks of two hosts differ at most."""
-LEARNER = "learner"
+LEARNER, _SAMPLED = "learner", "idle/generator"
 
 
 class TimeSpan(NamedTuple):
@@ -237,16 +237,29 @@ def _span(reader: RunReader, since: float | None, until: float | None) -> TimeSp
 
 
 def _phases(reader: RunReader, span: TimeSpan) -> dict[str, list[TimeSpan]]:
-    """The spans of each of the run's phases, under today's names."""
-    events = reader.rows(
-        select(Event.at, Event.text)
+    """The spans of each of the run's phases, under today's names.
+
+    One that a crash broke off ends with the last sample; then the run is ending until it starts."""
+    sampled = (
+        select(Metric.wall_time)
+        .where(Metric.run == Event.run, Metric.name == _SAMPLED, Metric.offset < Event.offset)
+        .order_by(Metric.offset.desc())
+        .limit(1)
+        .correlate(Event)
+        .scalar_subquery()
+    )
+    events = reader.tuples(
+        select(Event.at, Event.text, sampled)
         .where(Event.run == reader.key, Event.kind == "phase")
         .order_by(Event.offset)
     )
     found: dict[str, list[TimeSpan]] = {name: [] for name in (*_PHASES.values(), "ending")}
-    ends = [*(at for at, _ in events[1:]), span.end]
-    for (at, text), end in zip(events, ends, strict=False):
-        found[_PHASES.get(text.partition(":")[0], "ending")].append(TimeSpan(at, end))
+    for (at, text, _), (end, following, seen) in pairwise([*events, (span.end, "", None)]):
+        kind = _PHASES.get(text.partition(":")[0], "ending")
+        goes_on = following != "starting" or kind == "starting"
+        last = end if goes_on else max(at, min(end, seen or end))
+        found[kind].append(TimeSpan(at, last))
+        found["ending"].append(TimeSpan(last, end))
     return found
 
 
@@ -313,7 +326,7 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     They report a share of all training so far; of two samples the difference counts."""
     mine = (
         Metric.run == reader.key,
-        Metric.name == "idle/generator",
+        Metric.name == _SAMPLED,
         Metric.lineage.is_(None),
         Metric.value.is_not(None),
     )

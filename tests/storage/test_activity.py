@@ -146,6 +146,27 @@ def test_a_run_that_has_only_begun_did_nothing_yet(tmp_path: Path) -> None:
     store.close()
 
 
+def test_time_between_a_crash_and_a_resume_is_no_training(tmp_path: Path) -> None:
+    def sampled(at: float) -> r.Record:
+        return r.MetricsSampled(at=at, update=0, metrics={"idle/generator": 0.0})
+
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+    for start in (0.0, 100.0):  # It is killed at 20.5 s.
+        store.append(
+            [
+                r.RunPhase(at=start, phase="starting"),
+                r.RunPhase(at=start + 10.0, phase="training"),
+                sampled(start + 10.0),
+                sampled(start + 20.0),
+            ]
+        )
+    store.append([r.RunPhase(at=125.0, phase="stopped")])
+    store.close()
+    assert seconds(activity(tmp_path / "run", stretches=125)) == {
+        ("learner", "starting"): 20, ("learner", "waiting"): 25, ("learner", "ending"): 80,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("seconds", [3.0, 10.0])
 def test_what_came_long_before_a_span_changes_nothing_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
