@@ -125,7 +125,7 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", link: st
             "text": evaluations["accuracy"].map(share),
             "prompts": evaluations["num_prompts"],
             "length": evaluations["response_length"],
-            "number": range(1, len(evaluations) + 1),
+            "number": evaluations.index + 1,
         }
     )
     data, title = scaled_axis(data, "update" if column == "update" else "train_time")

@@ -215,7 +215,7 @@ def choose_answers(run: RunData, *, along: bool = False) -> tuple[str, int | Non
     if chosen == ALONG:
         return "along", None
     at = names.index(chosen or TRAINING)
-    rows = run.evaluations()
+    rows = run.read(queries.evaluations)
     if 0 < at <= len(rows):
         row = rows.iloc[at - 1]
         words = {"before": "before training", "after": "after training"}
@@ -380,7 +380,7 @@ def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
 def _wrong_answers(run: RunData, rows: pd.DataFrame) -> str:
     """Links to the wrong answers of the first evaluation and the newest ones, for the keyboard and
     for points that lie close together."""
-    numbers = range(1, len(rows) + 1)
+    numbers = [place + 1 for place in rows.index]
     shown = [*numbers[:1], *numbers[max(1, len(rows) - MOST_LINKS) :]]
     name = run.line.run_dir.name
     links = [

@@ -192,8 +192,9 @@ class RunData:
         return found
 
     def evaluations(self) -> pd.DataFrame:
-        """Held-out evaluations in order."""
-        return self.read(queries.evaluations)
+        """Held-out evaluations in order, but those that a rollback undid; the index counts all."""
+        rows = self.read(queries.evaluations)
+        return rows[~rows["abandoned"].astype(bool)]
 
     def activity(self, seconds: float | None) -> pd.DataFrame:
         """The activity of all processes in the last seconds; None: in the whole run, drawn again

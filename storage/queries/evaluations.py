@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from sqlalchemy import ColumnElement, case, func, select, text
+from sqlalchemy import ColumnElement, case, false, func, select, text
 
 from headrace.errors import UserError
 from storage.database.filters import parse
@@ -31,11 +31,12 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
     """One row per evaluation, in order.
 
     label, update, version, accuracy, lengths, seconds; wall_s (seconds since the run began),
-    trained_tokens (policy tokens trained before), cpu_s (CPU seconds as last sampled, or empty)."""
+    trained_tokens (policy tokens trained before), abandoned (whether a rollback undid its update),
+    cpu_s (CPU seconds as last sampled, or empty)."""
     reader = open_run(run_dir)
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
     began = select(Run.started_at).where(Run.id == reader.key).scalar_subquery()
-    trained = (
+    of_update = (
         select(Update.trained_tokens)
         .where(
             Update.run == Evaluation.run,
@@ -46,8 +47,8 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
         .order_by(Update.offset.desc())
         .limit(1)
         .correlate(Evaluation)
-        .scalar_subquery()
     )
+    abandoned = of_update.with_only_columns(Update.abandoned).scalar_subquery()
     used = (
         select(Metric.value)
         .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset < Evaluation.offset)
@@ -60,7 +61,8 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
         select(
             *columns,
             (Evaluation.at - began).label("wall_s"),
-            func.coalesce(trained, 0).label("trained_tokens"),
+            func.coalesce(of_update.scalar_subquery(), 0).label("trained_tokens"),
+            func.coalesce(abandoned, false()).label("abandoned"),
             used.label("cpu_s"),
         )
         .where(Evaluation.run == reader.key)

@@ -13,6 +13,7 @@ import pytest
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import (
     AuditArrived,
+    BatchTaken,
     CheckpointWritten,
     EvaluationDone,
     LineageBegan,
@@ -20,6 +21,7 @@ from headrace.protocol.records.record_types import (
     Record,
     RunPhase,
     TokensLost,
+    UpdateCommitted,
     VersionIssued,
     VersionPublished,
 )
@@ -300,6 +302,37 @@ def test_runs_under_a_root(tmp_path: Path) -> None:
         find_run(tmp_path, "alpah-1")
     with pytest.raises(UserError, match="not a run folder"):
         queries.run_summary(tmp_path / "no-run")
+
+
+def test_an_evaluation_that_a_rollback_undid_is_told_apart(tmp_path: Path) -> None:
+    """Also where the surviving line has trained an update of the same number since."""
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+
+    def trained(lineage: int, update: int) -> list[Record]:
+        place: dict[str, Any] = {"at": 1.0, "update": update, "lineage": lineage, "version": 0}
+        committed = UpdateCommitted(
+            **place, train_time_s=1.0, trained_tokens=0, window_ids=[], value_trajectories=[],
+            metrics={}, diagnostics=[],
+        )  # fmt: skip
+        return [BatchTaken(**place, windows=[], value_trajectories=[]), committed]
+
+    def evaluated(update: int) -> Record:
+        return EvaluationDone(
+            at=2.0, label="during", update=update, version=1, num_prompts=8, accuracy=0.5,
+            response_length=1.0, max_response_length=1, truncated=0.0, failed=0, seconds=1.0,
+            train_time_s=1.0,
+        )  # fmt: skip
+
+    begun = LineageBegan(
+        at=4.0, lineage=1, update=1, version=2, reason="?", window_ids=[], value_trajectories=[]
+    )
+    first = [evaluated(0), *trained(0, 1), evaluated(1), *trained(0, 2), evaluated(2)]
+    store.append([RunPhase(at=0.0, phase="training"), *first])
+    store.append([begun, *trained(1, 2), evaluated(2)])
+    store.close()
+    rows = queries.evaluations(tmp_path / "run")
+    assert rows["update"].tolist() == [0, 1, 2, 2]
+    assert rows["abandoned"].tolist() == [False, False, True, False]
 
 
 def test_a_checkpoint_has_its_own_accuracy_or_none(tmp_path: Path) -> None:

@@ -187,6 +187,12 @@ def test_accuracy_has_a_band_of_one_standard_error_within_0_and_1() -> None:
     assert [row["text"] for row in rows] == ["25.0 %", "50.0 %", "100.0 %"]
 
 
+def test_evaluations_keep_their_numbers_where_one_is_left_out() -> None:
+    spec = figures.accuracy_chart(evaluations().drop(index=1)).to_dict()
+    (rows,) = spec["datasets"].values()
+    assert [(row["number"], row["accuracy"]) for row in rows] == [(1, 0.25), (3, 1.0)]
+
+
 def stretches() -> pd.DataFrame:
     rows = [
         ("learner", "working", 102.0, 103.0, 0.75),
