@@ -134,7 +134,8 @@ def _run(options: argparse.Namespace) -> None:
 def weights_of(trainer: Trainer) -> WeightOrigin:
     """Return the origin of the learner's weights, for the coordinator."""
     resumed_from = None if trainer.resumed_from is None else str(trainer.resumed_from)
-    return WeightOrigin(trainer.position.update, trainer.position.batch_id, resumed_from)
+    at = trainer.position
+    return WeightOrigin(at.update, at.batch_id, resumed_from, at.skipped)
 
 
 def _checkpoint_incidents(root: Path, trainer: Trainer) -> list[Trouble]:

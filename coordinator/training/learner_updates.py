@@ -235,21 +235,8 @@ class LearnerUpdates:
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
         metrics |= asked_shares(hub.config.task, hub.state.mixture, hub.state.committed)
-        if message.skipped:
-            hub.incident("error", "update_skipped", f"update {message.update}: {message.skipped}")
-        record = r.UpdateCommitted(
-            update=message.update,
-            lineage=taken.lineage,
-            version=taken.version,
-            train_time_s=hub.clock.now(),
-            trained_tokens=0,
-            window_ids=[window.window_id for window in taken.windows],
-            value_trajectories=taken.value_trajectories,
-            metrics=metrics,
-            diagnostics=message.diagnostics,
-            skipped=cut(message.skipped),
-            batch_id=taken.batch_id,
-        )
+        record = self.line.commit_of(taken, message.skipped)
+        record = msgspec.structs.replace(record, metrics=metrics, diagnostics=message.diagnostics)
         # Its metrics hold the ledger as it is after this commit, so they are filled in behind it.
         hub.state.apply(record)
         metrics |= self._gauges.at_commit(metrics)
@@ -358,7 +345,7 @@ class Lineage:
         hub, state = self._hub, self._hub.state
         taken = hub.account.taken
         if taken is not None and (hello.update, hello.batch_id) == (taken.update, taken.batch_id):
-            self._commit_unreported(taken)
+            self._commit_unreported(taken, hello.skipped)
         else:
             self.return_batch("the learner's weights are without it")
         if not state.is_on_line(hello.update, hello.batch_id):
@@ -391,22 +378,30 @@ class Lineage:
             for drop in self._hub.lifecycle.drop_for_warmup(batch.value_trajectories):
                 self._hub.record_event(drop)
 
-    def _commit_unreported(self, batch: r.BatchTaken) -> None:
-        """Commit a batch that the learner's weights hold, but that it never reported."""
-        self._hub.record_event(
-            r.UpdateCommitted(
-                update=batch.update,
-                lineage=batch.lineage,
-                version=batch.version,
-                train_time_s=self._hub.clock.now(),
-                trained_tokens=0,
-                window_ids=[window.window_id for window in batch.windows],
-                value_trajectories=batch.value_trajectories,
-                metrics={},
-                diagnostics=[],
-                batch_id=batch.batch_id,
-            )
+    def commit_of(self, batch: r.BatchTaken, skipped: str | None) -> r.UpdateCommitted:
+        """Return the record of a batch that is in the weights, without metrics.
+
+        `skipped`: why the learner broke its update off, which is reported."""
+        if skipped:
+            text = f"update {batch.update}: {skipped}"
+            self._hub.incident("error", "update_skipped", text)
+        return r.UpdateCommitted(
+            update=batch.update,
+            lineage=batch.lineage,
+            version=batch.version,
+            train_time_s=self._hub.clock.now(),
+            trained_tokens=0,
+            window_ids=[window.window_id for window in batch.windows],
+            value_trajectories=batch.value_trajectories,
+            metrics={},
+            diagnostics=[],
+            skipped=cut(skipped),
+            batch_id=batch.batch_id,
         )
+
+    def _commit_unreported(self, batch: r.BatchTaken, skipped: str | None) -> None:
+        """Commit a batch that the learner's weights hold, but that it never reported."""
+        self._hub.record_event(self.commit_of(batch, skipped))
         self.drop_warmup_windows(batch)
         self._hub.scheduler.committed(None)
 

@@ -41,12 +41,14 @@ class WeightPosition:
     """Position of weights in a run.
 
     `update`: the last one in them (0: the starting policy). `batch_id`: its batch; None where that
-    is not known. `lineage`: of that update. `version`: under which they are published."""
+    is not known. `skipped`: why that was broken off. `lineage`: of that update. `version`: under
+    which they are published."""
 
     update: int = 0
     lineage: int = 0
     batch_id: int | None = None
     version: int = 0
+    skipped: str | None = None
 
 
 class RankCheckpoints:
@@ -193,6 +195,7 @@ class RankCheckpoints:
             lineage=int(manifest["lineage"]),
             batch_id=manifest.get("batch_id"),
             version=int(manifest["version"]),
+            skipped=manifest.get("skipped"),
         )
 
 

@@ -28,11 +28,12 @@ _GREETING_S = 2.0
 
 
 class WeightOrigin(NamedTuple):
-    """Origin of a learner's weights: last update, its batch, the loaded checkpoint."""
+    """Origin of a learner's weights, as its Hello says it."""
 
     update: int
     batch_id: int | None
     resumed_from: str | None
+    skipped: str | None = None
 
 
 class Inbox:
@@ -143,17 +144,16 @@ class Inbox:
         self._greetings += 1
         self._awaits_answer = True
         weights = self._weights()
-        resumed_from = weights.resumed_from
+        if weights.resumed_from == self._announced:
+            weights = weights._replace(resumed_from=None)
         self._dealer.send(
             m.Hello(
                 role="learner",
                 name=NAME,
                 pid=os.getpid(),
                 host=socket.gethostname(),
-                update=weights.update,
-                batch_id=weights.batch_id,
-                resumed_from=None if resumed_from == self._announced else resumed_from,
                 greeting=self._greetings,
+                **weights._asdict(),
             )
         )
 

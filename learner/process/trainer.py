@@ -162,7 +162,8 @@ class Trainer:
         self._work.at("")
         metrics, skipped, at = outcome.metrics, outcome.skipped, self.position
         self._update_log.write(batch, shard, after=at.batch_id, skipped=skipped, tell=self.tell)
-        at.update, at.lineage, at.batch_id = batch.update, batch.lineage, batch.batch_id
+        at.update, at.lineage = batch.update, batch.lineage
+        at.batch_id, at.skipped = batch.batch_id, skipped
         notice = follows = None
         if outcome.policy_moved and skipped is None:
             began = time.perf_counter()

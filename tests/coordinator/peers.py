@@ -237,6 +237,8 @@ class ScriptedLearner(ScriptedPeer):
     batch: m.Batch | None = None
     batch_id: int | None = None
     """The last one in its weights."""
+    skipped: str | None = None
+    """Why that was broken off."""
     lineage = 0
     greetings = 0
     applied: UpdateLog | None = None
@@ -260,17 +262,19 @@ class ScriptedLearner(ScriptedPeer):
 
     def greeting(self) -> m.Hello:
         """With the batch of its weights, and numbered."""
-        return replace(super().greeting(), batch_id=self.batch_id, greeting=self.greetings)
+        weights = {"batch_id": self.batch_id, "skipped": self.skipped}
+        return replace(super().greeting(), **weights, greeting=self.greetings)
 
     def notice(self, version: int, update: int) -> m.WeightNotice:
         """A notice of nothing."""
         return m.WeightNotice(version=version, update=update, digest="", num_bytes=0, sources=[])
 
-    def apply(self, batch: m.Batch, shards: list[Shard]) -> None:
+    def apply(self, batch: m.Batch, shards: list[Shard], skipped: str | None = None) -> None:
         """The batch is in the weights."""
         if self.applied is not None:
-            self.applied.write(batch, merge_shards(shards), after=self.batch_id, skipped=None)
-        self.update, self.batch_id = batch.update, batch.batch_id
+            whole = merge_shards(shards)
+            self.applied.write(batch, whole, after=self.batch_id, skipped=skipped)
+        self.update, self.batch_id, self.skipped = batch.update, batch.batch_id, skipped
         self.trained[batch.update] = batch.batch_id
 
     async def finish(self) -> None:

@@ -222,6 +222,32 @@ async def test_a_batch_whose_report_never_came_is_out_until_a_learner_says_what_
     assert len(ids) == len(set(ids))
 
 
+class SkipsUnheard(DiesUnheard):
+    """Breaks update 4 off, writes its checkpoint, and dies before it says so."""
+
+    def apply(self, batch: m.Batch, shards: list[Shard], skipped: str | None = None) -> None:
+        super().apply(batch, shards, "not finite: loss" if batch.update == 4 else skipped)
+
+
+async def test_a_skipped_batch_whose_report_never_came_is_committed_as_skipped(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as run:
+        first = run.learner(SkipsUnheard)
+        run.go(first)
+        await until(lambda: first.dead)
+        run.tasks[-1].cancel()
+        first.dealer.close()
+        second = run.learner(update=4, resumed_from="a checkpoint")
+        second.batch_id, second.skipped = first.batch_id, first.skipped
+        run.go(second)
+        records = await run.records()
+    skipped = {r.update: r.skipped for r in of(UpdateCommitted, records) if r.skipped}
+    assert skipped == {4: "not finite: loss"}
+    told = [r.text for r in of(Incident, records) if r.kind == "update_skipped"]
+    assert told == ["update 4: not finite: loss"]
+
+
 class OneWindow(ScriptedGenerator):
     """No answer is longer than a window, so that nothing is sampled ahead of the bound."""
 

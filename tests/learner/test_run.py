@@ -168,7 +168,7 @@ def test_a_whole_life(tmp_path: Path) -> None:
         manifest = manifest_of(run_dir)
         assert manifest["journal"] == {"records": 9, "digest": "b" * 64}
         assert (manifest["update"], manifest["lineage"], manifest["format"]) == (4, 4, 3)
-        assert manifest["batch_id"] == 4004
+        assert (manifest["batch_id"], manifest["skipped"]) == (4004, None)
         assert not (path / "state" / "cut.json").exists()
         published = load_file(file_of(last.notice))
         policy = AutoModelForCausalLM.from_pretrained(path / "policy").state_dict()

@@ -17,7 +17,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Span, Streams
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -37,8 +37,8 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     """First message of a process. `name` is unique in a run (e.g. generator-0), and the identity of
     the socket begins with it. `capacity`: trajectories that a generator holds at once. A learner
     sends the update that its weights are from (0: the starting policy), the batch that was trained
-    in it, and the checkpoint that it was restored from. It counts its Hellos in `greeting` and acts
-    only on the Welcome that answers the last one: whatever was sent before is void."""
+    in it or `skipped` (why), and the checkpoint that it was restored from. It counts its Hellos in
+    `greeting` and acts only on the Welcome that answers the last one: what came before is void."""
 
     role: Role
     name: fields.Name
@@ -51,6 +51,7 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     update: fields.Count = 0
     batch_id: fields.Count | None = None
     """None: none yet, or the checkpoint does not have it."""
+    skipped: fields.Prose | None = None
     resumed_from: fields.Line | None = None
     greeting: fields.Count = 0
     leases: list[fields.Count] = msgspec.field(default_factory=list)

@@ -35,9 +35,8 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
     router = Router("127.0.0.1", 0, max_bytes=1 << 20)
     loop = asyncio.get_running_loop()
     link = Link(router.address, transport.max_bytes)
-    box = Inbox(
-        link, transport, weights=lambda: WeightOrigin(7, 70, "step_7"), work=ProgressReporter()
-    )
+    weights = WeightOrigin(7, 70, "step_7", "not finite")
+    box = Inbox(link, transport, weights=lambda: weights, work=ProgressReporter())
 
     def listen() -> list[Message]:
         heard: list[Message] = []
@@ -57,6 +56,7 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
         await router.send(identity, answer(first[1][1]))
         ((_, later),) = await hellos(router, 1)
         assert (later.update, later.batch_id, later.resumed_from) == (7, 70, None)
+        assert later.skipped == "not finite"
         await router.send(identity, answer(later))
         assert [type(message) for message in await learner] == [Welcome, Welcome]
     finally:

@@ -196,7 +196,7 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
     shard = Shard(sequences=[sequence], windows=[window], values=[whole], groups=[group])
     part = BatchPart(batch_id=1, rank=0, index=2, shard=shard)
     header, raw = message_codec(max_bytes=LIMIT).encode(part)
-    assert PROTOCOL_VERSION == 14
+    assert PROTOCOL_VERSION == 15
     assert msgspec.msgpack.decode(header[3:]) == {
         "type": "BatchPart",
         "batch_id": 1,
