@@ -11,6 +11,7 @@ from coordinator.dispatch.leases import LeaseTable
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
 from headrace.config.sections.run import RunConfig
+from headrace.data.image_processor import sees_images
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
@@ -67,8 +68,8 @@ class SynchronousScheduler(Scheduler):
                 self._pending.add(key)
             elif self.warming or key not in through:
                 self._join_round(key)
-        has_images = any(group.media for group in account.groups.values())
-        if has_images or self._config.environment is not None:  # Else all are issued at once.
+        # Else all are issued at once. A round may begin with prompts without images.
+        if self._config.environment is not None or sees_images(self._config.model.path):
             size = self._schedule.num_generations
             slots = self._warmup.prompts * size or self._schedule.batch_windows
             self._lacking = max(0, slots - len(self._round | through)) // size

@@ -3,6 +3,7 @@ value batches of a token budget."""
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,16 +185,20 @@ def test_a_round_waits_for_groups_that_could_not_be_issued_at_once() -> None:
     assert len(prepared.taken.windows) == 4
 
 
-def test_a_round_whose_images_were_being_stored_is_issued_to_its_end_after_a_restart() -> None:
-    """Each group of it was recorded for itself."""
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_round_whose_images_were_being_stored_is_issued_to_its_end_after_a_restart(
+    tmp_path: Path, shown: bool
+) -> None:
+    """Each group of it was recorded for itself, and the first ones may have no image."""
+    (tmp_path / "config.json").write_text('{"vision_config": {}}')
 
     class Seeing(World):
         def note(self, record: Record) -> None:
-            if isinstance(record, GroupIssued):
+            if isinstance(record, GroupIssued) and shown:
                 record = replace(record, media=[MediaRun("0" * 64, 0, 1)])
             super().note(record)
 
-    world = Seeing(make_config())
+    world = Seeing(make_config(model={"path": str(tmp_path)}))
     assert world.scheduler.next_leases(8) == ([], 4)
     world.issue()
     world.restart()
