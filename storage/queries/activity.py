@@ -35,6 +35,7 @@ from storage.database.tables import (
     Window,
 )
 from storage.queries.answers import near_chunks
+from storage.queries.metrics import newest_before
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -240,16 +241,8 @@ def _phases(reader: RunReader, span: TimeSpan) -> dict[str, list[TimeSpan]]:
     """The spans of each of the run's phases, under today's names.
 
     One that a crash broke off ends with the last sample; then the run is ending until it starts."""
-    sampled = (
-        select(Metric.wall_time)
-        .where(Metric.run == Event.run, Metric.name == _SAMPLED, Metric.offset < Event.offset)
-        .order_by(Metric.offset.desc())
-        .limit(1)
-        .correlate(Event)
-        .scalar_subquery()
-    )
     events = reader.tuples(
-        select(Event.at, Event.text, sampled)
+        select(Event.at, Event.text, newest_before(Event, _SAMPLED, Metric.wall_time))
         .where(Event.run == reader.key, Event.kind == "phase")
         .order_by(Event.offset)
     )
@@ -347,9 +340,7 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     trained = _clock(phases["training"], at)
     # A coordinator that takes over counts from 0.
     life = np.searchsorted(np.array(begins), at, side="right")
-    before = np.array(
-        [_clock(phases["training"], np.array([start]))[0] for start in [0.0, *begins]]
-    )
+    before = _clock(phases["training"], np.array([0.0, *begins]))
     idle = share * (trained - before[life])
     steps = np.clip(np.diff(idle, prepend=0.0), 0.0, None)
     steps = np.where(np.diff(life, prepend=life[0]) > 0, idle, steps)

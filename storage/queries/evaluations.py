@@ -21,7 +21,7 @@ from storage.database.tables import (
     WeightVersion,
 )
 from storage.exports.query_rows import ScoreRows
-from storage.queries.metrics import CPU
+from storage.queries.metrics import CPU, newest_before
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,21 +49,13 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
         .correlate(Evaluation)
     )
     abandoned = of_update.with_only_columns(Update.abandoned).scalar_subquery()
-    used = (
-        select(Metric.value)
-        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset < Evaluation.offset)
-        .order_by(Metric.offset.desc())
-        .limit(1)
-        .correlate(Evaluation)
-        .scalar_subquery()
-    )
     query = (
         select(
             *columns,
             (Evaluation.at - began).label("wall_s"),
             func.coalesce(of_update.scalar_subquery(), 0).label("trained_tokens"),
             func.coalesce(abandoned, false()).label("abandoned"),
-            used.label("cpu_s"),
+            newest_before(Evaluation, CPU, Metric.value).label("cpu_s"),
         )
         .where(Evaluation.run == reader.key)
         .order_by(Evaluation.offset)

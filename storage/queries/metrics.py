@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, or_, select
+from sqlalchemy import CTE, ColumnElement, Integer, ScalarSelect, and_, cast, func, or_, select
 from sqlalchemy.orm import aliased
 
 from headrace.metrics.health_ranges import Alert, alerts, band_of
 from headrace.metrics.registry import METRICS
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import AnySelect, Evaluation, Metric, MetricArray, Update
+from storage.database.tables import AnySelect, Evaluation, Event, Metric, MetricArray, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,6 +223,13 @@ def _names(run: int) -> CTE:
         .scalar_subquery()
     )
     return names.union_all(select(following).where(names.c.name.is_not(None)))
+
+
+def newest_before(row: type[Evaluation | Event], name: str, column: Any) -> ScalarSelect[Any]:
+    """Return a column of the newest metric of a name before each row."""
+    mine = Metric.run == row.run, Metric.name == name, Metric.offset < row.offset
+    newest = select(column).where(*mine).order_by(Metric.offset.desc()).limit(1)
+    return newest.correlate(row).scalar_subquery()
 
 
 def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
