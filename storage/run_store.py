@@ -78,13 +78,13 @@ class RunStore:
 
     def _open(self, run_id: str, config: RunConfig, undo: contextlib.ExitStack) -> None:
         run_dir, segment_mib = self._run_dir, config.storage.segment_mib
+        url = config.storage.database
+        self._sql = str(run_dir / SQLITE_NAME) if url is None else mask_password(url)
         check_formats(run_dir)
         check_history(run_dir)
         try:
             with writing(run_dir, START_BYTES):
-                self._engine = open_writer(
-                    run_dir, config.storage.database, statement_s=STATEMENT_S
-                )
+                self._engine = open_writer(run_dir, url, statement_s=STATEMENT_S)
                 undo.callback(self._engine.dispose)
                 with self._engine.begin() as connection:
                     values = json.loads(config.model_dump_json())
@@ -92,10 +92,9 @@ class RunStore:
                     seen = projection.next_offset(connection, self._run)
         except DATABASE_AWAY_ERRORS as error:
             raise DatabaseAwayError(
-                f"SQL in {self._database(config)} cannot be written ({first_line(error.orig)}): "
+                f"SQL in {self._sql} cannot be written ({first_line(error.orig)}): "
                 "make room there, or bring the server back, and start the run again"
             ) from error
-        self._sql = self._database(config)
         # Before anything is cut: SQL gets no record that is not safe in the journal.
         if seen > (rows := end_of(run_dir / "journal").rows):
             raise lost_records_error(
@@ -120,7 +119,7 @@ class RunStore:
         self._pending: list[PlacedRecord] = []
         """Requests of the run to its background thread."""
         self._background: Future[None] | None = None
-        lacks, is_server = rows - seen, config.storage.database is not None
+        lacks, is_server = rows - seen, url is not None
         if lacks > (0 if is_server else BACKGROUND_CATCH_UP_RECORDS):
             self._trouble = f"SQL in {self._sql} is being brought up to the journal"
             log.info("%s: it lacks %d records; the run does not wait", self._trouble, lacks)
@@ -129,13 +128,6 @@ class RunStore:
             self._update_sql([])
         if is_server or self._trouble:
             self._start_background()
-
-    def _database(self, config: RunConfig) -> str:
-        """The database's path or URL, without a password."""
-        url = config.storage.database
-        if url is None:
-            return str(self._run_dir / SQLITE_NAME)
-        return mask_password(url)
 
     @property
     def place(self) -> str:

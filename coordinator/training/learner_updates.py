@@ -149,20 +149,19 @@ class LearnerUpdates:
         selection = hub.scheduler.next_batch()
         if selection is None:
             return
+        batch_id = secrets.randbits(_BATCH_ID_BITS)
         prepared = prepare(
             selection,
             hub.state,
             hub.rules,
             ranks=hub.config.learner.ranks,
             max_bytes=hub.config.transport.part_bytes,
-            batch_id=secrets.randbits(_BATCH_ID_BITS),
+            batch_id=batch_id,
         )
         hub.record_event(prepared.taken)
         every = hub.config.checkpoint.every_updates
         update = prepared.taken.update
         version = hub.state.versions.current
-        batch_id = prepared.taken.batch_id
-        assert batch_id is not None
         batch = m.Batch(
             batch_id=batch_id,
             update=update,
@@ -383,8 +382,7 @@ class Lineage:
 
         `skipped`: why the learner broke its update off, which is reported."""
         if skipped:
-            text = f"update {batch.update}: {skipped}"
-            self._hub.incident("error", "update_skipped", text)
+            self._hub.incident("error", "update_skipped", f"update {batch.update}: {skipped}")
         return r.UpdateCommitted(
             update=batch.update,
             lineage=batch.lineage,

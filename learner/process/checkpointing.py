@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -190,13 +190,7 @@ class RankCheckpoints:
             state = load_file(path / STATE / f"{name}-{rank}.safetensors")
             torch.set_rng_state(state.pop("rng"))
             engine.load_state(state)
-        return WeightPosition(
-            update=int(manifest["update"]),
-            lineage=int(manifest["lineage"]),
-            batch_id=manifest.get("batch_id"),
-            version=int(manifest["version"]),
-            skipped=manifest.get("skipped"),
-        )
+        return convert(manifest, WeightPosition)
 
 
 def _shelve(state: dict[str, Tensor], path: Path, tell: Tell) -> None:
