@@ -1,4 +1,5 @@
-"""What DeepSpeed's engine adds up over the micro-batches of one step, in a process of its own."""
+"""Gradients that DeepSpeed's engine sums over micro-batches, and steps that it drops; each in a
+process of its own."""
 
 import json
 from pathlib import Path
@@ -36,3 +37,41 @@ def test_gradients_of_many_micro_batches_are_summed_in_float32(stage: str, tmp_p
     applied, norm, exact = json.loads(said.splitlines()[-1])
     assert applied
     assert norm == pytest.approx(exact, rel=1e-4)
+
+
+def step_twice(precision: str, stage: int, port: int) -> None:
+    """Print of a step at an infinite loss, and of one behind it: whether it was applied, whether
+    the weights stayed, and whether they are finite; then the steps that count."""
+    join_ranks(rank=0, world_size=1, port=port, device=torch.device("cpu"))
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    network = torch.nn.Linear(8, 1, bias=False, dtype=dtype)
+    config = LearnerConfig.model_validate({"precision": precision, "zero_stage": stage})
+    engine = DeepSpeedEngine(network, OptimizerConfig(lr=0.5), config)
+
+    def weights() -> torch.Tensor:
+        with engine.whole_parameters():
+            return network.weight.detach().clone()
+
+    told = []
+    for factor in (torch.inf, 1.0):
+        before = weights()
+        engine.backward(engine(torch.ones(1, 8, dtype=dtype)).sum() * factor, last=True)
+        applied, after = engine.step().applied, weights()
+        told.append([applied, torch.equal(before, after), bool(after.isfinite().all())])
+    print(json.dumps([*told, engine.steps]))
+
+
+@pytest.mark.parametrize(
+    ("precision", "stage"),
+    [("float32", 0), ("float32", 1), ("float32", 2), ("float32", 3), ("bfloat16", 2),
+     ("bfloat16", 3)],
+)  # fmt: skip
+def test_a_step_that_is_not_finite_is_dropped_at_every_stage(
+    precision: str, stage: int, tmp_path: Path
+) -> None:
+    """The next one is taken, by the one look for infinities that each stage has."""
+    said = finished(step_twice, precision, stage, free_port(), log=tmp_path / "log")
+    first, second, steps = json.loads(said.splitlines()[-1])
+    assert first == [False, True, True]
+    assert second == [True, False, True]
+    assert steps == 1
