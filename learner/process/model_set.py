@@ -138,7 +138,9 @@ class ModelSet:
                 compile_layers(self.networks[name])
         # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
         self.policy_bytes = sum(
-            getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
+            getattr(p, "ds_numel", p.numel()) * p.element_size()
+            for p in policy.parameters()
+            if p.requires_grad or learner.published_adapter is None
         )
 
     def _load_reference(self, shares_rows: bool) -> PolicyNetwork:

@@ -13,6 +13,7 @@ from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host import disk
+from headrace.host.hardware import free_port
 from headrace.host.weight_group import WeightGroup, join_rendezvous
 from headrace.protocol.messages.control import (
     BroadcastReply,
@@ -22,8 +23,12 @@ from headrace.protocol.messages.control import (
     weights_digest,
 )
 from headrace.protocol.transport.sockets import BlockingDealer, Link
+from learner.models.deepspeed_engine import join_ranks
 from learner.process import weight_publishing
-from learner.process.weight_publishing import WeightPublisher, weights_of
+from learner.process.trainer import Trainer
+from learner.process.weight_publishing import WeightPublisher, bytes_of, weights_of
+from tests.learner.forked import finished
+from tests.learner.recorded import run_config, save_tiny_model
 from tests.small_disk import small_disk
 
 
@@ -202,3 +207,20 @@ def test_tied_weights_go_once_and_in_the_wanted_precision() -> None:
     tied = torch.ones(3)
     found = weights_of({"a": tied, "b": tied, "n": torch.arange(2)}, dtype=torch.bfloat16)
     assert {name: t.dtype for name, t in found.items()} == {"a": torch.bfloat16, "n": torch.int64}
+
+
+def sizes_of_an_adapter(model: Path, run_dir: Path, port: int) -> None:
+    """Print the size that a version is taken to have, and its own."""
+    cpu = torch.device("cpu")
+    join_ranks(rank=0, world_size=1, port=port, device=cpu)
+    config = run_config(model, lora={"rank": 2, "publish": "adapter"})
+    models = Trainer(config, run_dir, rank=0, device=cpu).models
+    print(models.policy_bytes, bytes_of(models.published_weights(0)))
+
+
+def test_an_adapter_that_goes_alone_asks_for_its_own_room(tmp_path: Path) -> None:
+    """Not for that of the model that it belongs to, which shared memory may not have."""
+    model, log = save_tiny_model(tmp_path / "model"), tmp_path / "log"
+    said = finished(sizes_of_an_adapter, model, tmp_path / "run", free_port(), log=log)
+    taken, own = said.splitlines()[-1].split()
+    assert taken == own
