@@ -219,14 +219,9 @@ class DeepSpeedEngine:
         """Restore what `state` returned, on as many ranks as then (any number at ZeRO 0)."""
         moments = self._adam_state()
         for i, partition in enumerate(self._partitions()):
-            own = {
-                key.split(".", 1)[1]: tensor
-                for key, tensor in tensors.items()
-                if key.startswith(f"{i}.")
-            }
-            with torch.no_grad():
-                if "master" in own:
-                    partition.copy_(own.pop("master"))
+            own = {k.partition(".")[2]: x for k, x in tensors.items() if k.startswith(f"{i}.")}
+            if "master" in own:
+                partition.detach().copy_(own.pop("master"))
             moments[partition] = {
                 name: tensor.clone().to(partition.device) for name, tensor in own.items()
             }
