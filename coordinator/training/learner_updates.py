@@ -27,6 +27,7 @@ from coordinator.training.batches import prepare
 from coordinator.training.gauges import Gauges
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import control as m
+from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.records import record_types as r
 from headrace.trajectory.trajectories import Trajectory
 
@@ -234,13 +235,10 @@ class LearnerUpdates:
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
         metrics |= asked_shares(hub.config.task, hub.state.mixture, hub.state.committed)
-        record = self.line.commit_of(taken, message.skipped)
-        record = msgspec.structs.replace(record, metrics=metrics, diagnostics=message.diagnostics)
+        record = self.line.commit(taken, message.skipped, metrics, message.diagnostics)
         # Its metrics hold the ledger as it is after this commit, so they are filled in behind it.
-        hub.state.apply(record)
         metrics |= self._gauges.at_commit(metrics)
-        trained = hub.account.ledger.accounts["trained_policy"]
-        hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
+        hub.recorder.write(msgspec.structs.replace(record, metrics=metrics))
         self.line.drop_warmup_windows(taken)
         explained = metrics.get("critic/vf_explained_var")
         hub.scheduler.committed(explained if isinstance(explained, float) else None)
@@ -377,13 +375,19 @@ class Lineage:
             for drop in self._hub.lifecycle.drop_for_warmup(batch.value_trajectories):
                 self._hub.record_event(drop)
 
-    def commit_of(self, batch: r.BatchTaken, skipped: str | None) -> r.UpdateCommitted:
-        """Return the record of a batch that is in the weights, without metrics.
+    def commit(
+        self,
+        batch: r.BatchTaken,
+        skipped: str | None,
+        metrics: dict[str, Metric],
+        diagnostics: list[TokenDiagnostics],
+    ) -> r.UpdateCommitted:
+        """Apply the commit of a batch, and return its record with the tokens trained by then.
 
         `skipped`: why the learner broke its update off, which is reported."""
         if skipped:
             self._hub.incident("error", "update_skipped", f"update {batch.update}: {skipped}")
-        return r.UpdateCommitted(
+        record = r.UpdateCommitted(
             update=batch.update,
             lineage=batch.lineage,
             version=batch.version,
@@ -391,15 +395,18 @@ class Lineage:
             trained_tokens=0,
             window_ids=[window.window_id for window in batch.windows],
             value_trajectories=batch.value_trajectories,
-            metrics={},
-            diagnostics=[],
+            metrics=metrics,
+            diagnostics=diagnostics,
             skipped=cut(skipped),
             batch_id=batch.batch_id,
         )
+        self._hub.state.apply(record)
+        trained = self._hub.account.ledger.accounts["trained_policy"]
+        return msgspec.structs.replace(record, trained_tokens=trained)
 
     def _commit_unreported(self, batch: r.BatchTaken, skipped: str | None) -> None:
         """Commit a batch that the learner's weights hold, but that it never reported."""
-        self._hub.record_event(self.commit_of(batch, skipped))
+        self._hub.recorder.write(self.commit(batch, skipped, {}, []))
         self.drop_warmup_windows(batch)
         self._hub.scheduler.committed(None)
 

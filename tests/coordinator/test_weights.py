@@ -218,6 +218,9 @@ async def test_a_batch_whose_report_never_came_is_out_until_a_learner_says_what_
     trained = {r.batch_id for r in of(UpdateCommitted, records)}
     returned = {r.batch_id for r in of(BatchReturned, records)}
     assert (lost in trained, lost in returned) == (restored, not restored)
+    tokens = [r.trained_tokens for r in of(UpdateCommitted, records)]
+    assert tokens == sorted(tokens)
+    assert tokens[2] > 0, "so that an update that counts none would be out of order"
     ids = [r.batch_id for r in of(BatchTaken, records)]
     assert len(ids) == len(set(ids))
 
