@@ -126,10 +126,10 @@ def _sentence(run: RunData) -> None:
 def idle_shares(frame: pd.DataFrame) -> tuple[float | None, float | None]:
     """Idle shares of the learner and of generators together, in an activity frame's span.
 
-    None without training time."""
-    idle = idle_of(frame)
-    others = [value for lane, value in idle.items() if lane != "learner"]
-    return idle.get("learner"), sum(others) / len(others) if others else None
+    Each generator counts by its training time. None without any."""
+    lanes = frame["lane"].where(frame["lane"] == "learner", "generators")
+    idle = idle_of(frame.assign(lane=lanes))
+    return idle.get("learner"), idle.get("generators")
 
 
 def _waits(run: RunData, frame: pd.DataFrame, span: str) -> None:

@@ -205,6 +205,18 @@ def test_pipeline(open_page: Callable[..., AppTest], run_dir: Path, span: str) -
     assert "Generation binds: in the last minute the learner waited" in test.info[0].value
 
 
+def test_a_generator_that_was_there_for_a_moment_counts_for_that() -> None:
+    rows = [
+        ("generator-0", "working", 0.0, 3540.0, 1.0),
+        ("generator-1", "waiting", 3480.0, 3540.0, 1.0),
+        ("learner", "waiting", 0.0, 885.0, 1.0),
+        ("learner", "working", 885.0, 3540.0, 1.0),
+    ]
+    frame = pd.DataFrame(rows, columns=["lane", "kind", "start", "end", "share"])
+    assert idle_shares(frame) == pytest.approx((0.25, 60 / 3600))
+    assert idle_shares(frame[:0]) == (None, None)
+
+
 def test_trajectories_filter_and_read(open_page: Callable[..., AppTest], run_dir: Path) -> None:
     test = open_page("trajectories").run()
     assert not test.exception
