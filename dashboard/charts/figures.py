@@ -114,7 +114,7 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", link: st
         * (1 - evaluations["accuracy"])
         / evaluations["num_prompts"].clip(lower=1)
     ) ** 0.5
-    column = {"update": "update"}.get(x, "train_time_s")
+    axis, column = (x, x) if x == "update" else ("train_time", "train_time_s")
     data = pd.DataFrame(
         {
             "x": evaluations[column].astype(float),
@@ -128,9 +128,9 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", link: st
             "number": evaluations.index + 1,
         }
     )
-    data, title = scaled_axis(data, "update" if column == "update" else "train_time")
+    data, title = scaled_axis(data, axis)
     base = alt.Chart(data)
-    across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(padding=34, nice=False))
+    across = alt.X("x:Q", title=title, axis=_x_axis(axis), scale=alt.Scale(padding=34, nice=False))
     up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%", tickCount=5))
     up = up.scale(domain=[0, 1])
     band = base.mark_area(color=BLUE, opacity=0.16).encode(y=up, y2="high:Q")

@@ -193,6 +193,12 @@ def test_evaluations_keep_their_numbers_where_one_is_left_out() -> None:
     assert [(row["number"], row["accuracy"]) for row in rows] == [(1, 0.25), (3, 1.0)]
 
 
+@pytest.mark.parametrize("x", ["tokens", "wall", "cpu"])
+def test_accuracies_over_another_axis_are_over_training_time(x: str) -> None:
+    over_time = figures.accuracy_chart(evaluations()).to_dict()
+    assert figures.accuracy_chart(evaluations(), x=x).to_dict() == over_time
+
+
 def stretches() -> pd.DataFrame:
     rows = [
         ("learner", "working", 102.0, 103.0, 0.75),
