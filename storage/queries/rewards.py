@@ -140,8 +140,8 @@ def reward_failures(run_dir: Path) -> list[RewardFailures]:
 
 
 class RewardAlert(NamedTuple):
-    """An alert of a source. `at`, `since`, `until`: seconds since the run's first record; it was
-    raised between the last two, of which `since` is the commit of the update before."""
+    """An alert of a source. `at`: when it was raised, seconds since the epoch; `since`, `until`:
+    seconds since the run's first record, from the commit of the update before to that moment."""
 
     at: float
     text: str
@@ -156,7 +156,8 @@ def reward_alerts(run_dir: Path, most: int) -> list[RewardAlert]:
     began = reader.started_at()
     before = (
         select(func.max(Update.committed_at))
-        .where(Update.run == Event.run, Update.committed_at < Event.at)
+        # Not by time: an update's alerts are made after its commit, and written before it.
+        .where(Update.run == Event.run, Update.offset < Event.offset)
         .scalar_subquery()
     )
     query = (

@@ -16,6 +16,7 @@ from headrace.protocol.records.record_types import (
     BatchTaken,
     CheckpointWritten,
     EvaluationDone,
+    Incident,
     LineageBegan,
     MetricsSampled,
     Record,
@@ -32,7 +33,7 @@ from storage.journal.segments import segment_paths
 from storage.queries.runs import run_line
 from storage.run_store import RunStore
 from storage.text.token_table import REASONS
-from tests.storage.samples import names_of, run_config, small_run, write_run
+from tests.storage.samples import commit, names_of, run_config, small_run, write_run
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +275,30 @@ def test_a_judge_that_stays_away_is_an_alert(tmp_path: Path) -> None:
     assert "judge-fair gave_up: no such model" in queries.run_summary(run_dir)["alerts"]
     others = queries.events(run_dir, kind="supervisor")
     assert others.text.tolist() == ["dashboard gave_up: exit code 1"]
+
+
+def test_an_alert_is_about_what_was_scored_since_the_update_before(tmp_path: Path) -> None:
+    """Its record lies before the commit during which it was raised, and is younger than that."""
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+    first, second = (
+        BatchTaken(at=at, update=n, lineage=0, version=0, windows=[], value_trajectories=[])
+        for n, at in ((1, 15.0), (2, 25.0))
+    )
+    text = "source: the entropy of its answers is low"
+    store.append(
+        [
+            RunPhase(at=10.0, phase="training"),
+            first,
+            commit(first, at=20.0, metrics={}),
+            second,
+            Incident(at=30.5, level="warning", kind=queries.ALERT, text=text),
+            commit(second, at=30.0, metrics={}),
+        ]
+    )
+    store.close()
+    (alert,) = queries.reward_alerts(tmp_path / "run", 8)
+    assert (alert.at, alert.source) == (30.5, "source")
+    assert (alert.since, alert.until) == (10.0, 20.5)
 
 
 def test_processes_and_evaluations(run_dir: Path) -> None:
