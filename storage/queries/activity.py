@@ -35,7 +35,7 @@ from storage.database.tables import (
     Window,
 )
 from storage.queries.answers import near_chunks
-from storage.queries.metrics import newest_before
+from storage.queries.metrics import newest_before, same_update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,20 +106,17 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     newest_first = query.order_by(t.trajectory_id.desc()).limit(newest)
     updates: dict[int, list[tuple[float, float, int]]] = {}
     found = reader.rows(newest_first)
+    weights = func.coalesce(Update.version, Window.max_version)
     trained = (
-        select(Window.trajectory_id, Update.taken_at, Update.committed_at, Update.version)
-        .join(
-            Update,
-            (Update.run == Window.run)
-            & (Update.lineage == Window.lineage)
-            & (Update.update == Window.update),
-        )
+        select(Window.trajectory_id, Update.taken_at, Update.committed_at, weights)
+        .outerjoin(Update, same_update(Window))
         .where(Window.run == reader.key, Window.trajectory_id.in_([row[0] for row in found]))
+        .where((Window.state != "dropped") | Update.update.is_not(None))
         .distinct()
-        .order_by(Update.taken_at)
+        .order_by(Update.taken_at.nulls_last())
     )
-    for key, begun, done, version in reader.rows(trained):
-        updates.setdefault(key, []).append((begun, done or now, version))
+    for key, begun, done, trained_as in reader.rows(trained):
+        updates.setdefault(key, []).append((begun or now, done or now, trained_as))
     rows: list[tuple[int, str, float, float, int | None]] = []
     steps = _steps(reader, found) if read_config(run_dir).get("environment") else {}
     for key, issued, first, finished, rewarded, version, status, *_ in found:

@@ -13,7 +13,15 @@ from sqlalchemy.orm import aliased
 from headrace.metrics.health_ranges import Alert, alerts, band_of
 from headrace.metrics.registry import METRICS
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import AnySelect, Evaluation, Event, Metric, MetricArray, Update
+from storage.database.tables import (
+    AnySelect,
+    Evaluation,
+    Event,
+    Metric,
+    MetricArray,
+    Update,
+    Window,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -232,9 +240,9 @@ def newest_before(row: type[Evaluation | Event], name: str, column: Any) -> Scal
     return newest.correlate(row).scalar_subquery()
 
 
-def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
-    """Join metrics to their updates. The sum keeps SQLite from reading all metrics of each
-    update."""
+def same_update(table: type[Metric | MetricArray | Window] = Metric) -> ColumnElement[bool]:
+    """Join metrics or windows to their updates. The sum keeps SQLite from reading all metrics of
+    each update."""
     return and_(
         Update.run == table.run,
         Update.lineage == table.lineage,

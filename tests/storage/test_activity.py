@@ -11,7 +11,7 @@ import pytest
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Span
 from storage.database.reader import open_run
-from storage.queries import activity, idle_of, run_line
+from storage.queries import activity, idle_of, lives, run_line
 from storage.run_store import RunStore
 from tests.dashboard import scripted_run
 from tests.storage.samples import run_config
@@ -165,6 +165,34 @@ def test_time_between_a_crash_and_a_resume_is_no_training(tmp_path: Path) -> Non
     assert seconds(activity(tmp_path / "run", stretches=125)) == {
         ("learner", "starting"): 20, ("learner", "waiting"): 25, ("learner", "ending"): 80,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", [None, "stale"])
+def test_a_scored_answer_waits_for_its_update_unless_it_was_dropped(
+    tmp_path: Path, reason: r.DropReason | None
+) -> None:
+    run_dir = write(tmp_path / "run")
+    window = r.ClosedWindow(
+        window_id=4, trajectory_id=1, index=0, start=0, end=2, tokens=2, min_version=0,
+        max_version=0, final=True,
+    )  # fmt: skip
+    drop = [r.WindowsDropped(at=122.0, window_ids=[4], reason=reason)] if reason else []
+    store = RunStore.open(run_dir)
+    store.append(
+        [
+            r.WindowsClosed(at=111.0, windows=[window]),
+            r.RewardArrived(at=120.0, trajectory_id=1, status="ok", reward=1.0),
+            r.WindowsReady(at=121.0, window_ids=[4]),
+            *drop,
+            r.RunPhase(at=130.0, phase="training"),
+        ]
+    )
+    store.close()
+    found = lives(run_dir, newest=1).sort_values("start")
+    waits = [] if reason else [["waiting", 120.0, 130.0]]
+    assert found[["stage", "start", "end"]].to_numpy().tolist() == [
+        ["waiting", 11.0, 12.0], ["generating", 12.0, 90.0], ["scoring", 90.0, 120.0], *waits,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seconds", [3.0, 10.0])
