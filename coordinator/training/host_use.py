@@ -40,7 +40,7 @@ class HostUsage:
         own = _process(os.getpid())
         self._since = own.began if own else 0
         self._families: dict[int, list[int]] = {}
-        self._gpus = GpuUsage()
+        self._gpus, self._on_gpu = GpuUsage(), set[int]()
         self._first: dict[tuple[int, int], float] = {}
         self._last: dict[tuple[int, int], float] = {}
 
@@ -59,12 +59,14 @@ class HostUsage:
         return {root: used for (root, _), used in self._last.items() if root in self._families}
 
     def gpus(self) -> dict[int, float]:
-        """Return the number of GPUs that each of them has kept busy since the last call."""
-        busy = self._gpus.busy()
+        """Return the number of GPUs that each has kept busy since the last call, if it ever did."""
+        busy, known = self._gpus.busy(), self._families.items()
+        # Of one that stood still NVML has no sample.
+        self._on_gpu |= {root for root, family in known if not busy.keys().isdisjoint(family)}
         return {
-            root: sum(busy[pid] for pid in family if pid in busy)
-            for root, family in self._families.items()
-            if not busy.keys().isdisjoint(family)
+            root: sum(busy.get(pid, 0.0) for pid in family)
+            for root, family in known
+            if root in self._on_gpu
         }
 
     def cpu_s(self) -> float | None:

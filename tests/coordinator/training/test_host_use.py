@@ -135,5 +135,7 @@ def test_gpus_are_told_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     use._families = {11: [11, 12], 13: [13]}
     for _ in range(2):
         assert use.gpus() == {11: pytest.approx(0.9)}
+    nvml.nvmlDeviceGetProcessUtilization = lambda handle, since: used(1, since)
+    assert use.gpus() == {11: 0.0}, "of processes that stand still it tells nothing"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert HostUsage().gpus() == {}
