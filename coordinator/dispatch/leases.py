@@ -206,7 +206,3 @@ class LeaseTable:
         """Let trajectories that get no lease after all wait again."""
         for trajectory_id in trajectory_ids:
             self._wait(trajectory_id)
-
-    def waiting(self) -> int:
-        """Return the number of training trajectories that wait for a lease."""
-        return len(self.inside.waits) + len(self.border.waits)

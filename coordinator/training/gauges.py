@@ -192,7 +192,7 @@ class Gauges:
                 "schedule/value_waiting": float(len(account.values)),
                 "schedule/scoring": float(scoring),
                 "schedule/learner_busy": float(account.taken is not None),
-                "schedule/held": float(self._hub.leases.waiting()),
+                "schedule/held": float(len(self._hub.leases.border.waits)),
                 "schedule/paused": float(len(self._hub.leases.paused)),
                 "weights/slowest_loaded": float(
                     min((g.loaded for g in generators.values()), default=-1)

@@ -248,7 +248,9 @@ async def test_who_does_not_come_back_after_a_restart_is_waited_for_and_then_not
         second.parts.generation._awaited_until = 0.0
         second.parts.generation.expire()
         assert second.hub.leases.holders() == set()
-        assert second.hub.leases.waiting() >= len(held)
+        assert second.hub.leases.inside.waits >= set(held)
+        # They wait for a generator, and not at the bound.
+        assert second.parts.gauges.now(0, 0)["schedule/held"] == 0.0
         # What a process threw away is counted from where it was.
         await second._dispatch(identity_of(GENERATOR), hello(stage, leases=[]))
         second.parts.generation.report(GENERATOR, report(discarded_tokens=5))
