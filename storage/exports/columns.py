@@ -5,7 +5,7 @@ different values, or which many rows share, is a dictionary column. Promise: a c
 means the same in every kind of export.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -101,6 +101,8 @@ JSON_TEXTS = ("reward_parts", "rewards")
 """Scalar columns of a trajectory that the database keeps as JSON."""
 SCALARS = ("run_id", *COLUMNS, *JSON_TEXTS)
 """Names of a trajectory's columns that are one value, in order."""
+ColumnNames = Sequence[str] | None
+"""Names of the chosen columns, in order; None: all of them."""
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -135,7 +137,7 @@ def array_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, type=field.type)
 
 
-def chosen_fields(fields: Sequence[pa.Field], names: Iterable[str] | None) -> pa.Schema:
+def chosen_fields(fields: Sequence[pa.Field], names: ColumnNames) -> pa.Schema:
     """The named fields, or all; UserError for an unknown name, with the nearest known one."""
     schema = pa.schema(fields)
     if names is None:

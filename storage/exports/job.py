@@ -24,7 +24,7 @@ import pyarrow as pa
 from headrace.errors import UserError
 from storage.database.filters import Filter, parse
 from storage.database.reader import RunReader, open_run
-from storage.exports.columns import type_name
+from storage.exports.columns import ColumnNames, type_name
 from storage.exports.leading_rows import LeadingRows
 from storage.exports.metrics import MetricRows
 from storage.exports.packed_rows import ExportRows, RowBuffer
@@ -37,7 +37,7 @@ from storage.exports.writers import DATASET_FILES, DATASETS, FORMATS, open_write
 EXPORT_FORMAT = 3
 """In the metadata of Parquet and Arrow files, as `format`; JSONL and CSV have no place for it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MakeRows = Callable[[RunReader, Filter | None, Sequence[str] | None], ExportRows]
+MakeRows = Callable[[RunReader, Filter | None, ColumnNames], ExportRows]
 KINDS: dict[str, dict[str, MakeRows]] = {
     "trajectories": {"native": TrajectoryRows},
     "tokens": {"native": TokenRows},
@@ -77,7 +77,7 @@ def export(
     out: Path,
     where: str | None = None,
     force: bool = False,
-    columns: Sequence[str] | None = None,
+    columns: ColumnNames = None,
     schema: str = "native",
     watch: ProgressCallback | None = None,
     csv_safe: bool = False,

@@ -14,7 +14,7 @@ from headrace.metrics.registry import METRICS, pattern_of
 from storage.database.filters import Filter, to_arrow, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import AnySelect, Metric, MetricArray, Update
-from storage.exports.columns import WORD, array_of, chosen_fields, field
+from storage.exports.columns import WORD, ColumnNames, array_of, chosen_fields, field
 from storage.exports.packed_rows import ExportPart, plain
 from storage.exports.pages import SQL_ROWS
 
@@ -48,9 +48,7 @@ COLUMNS = {
 class MetricRows:
     """Rows of the export `metrics`."""
 
-    def __init__(
-        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
-    ) -> None:
+    def __init__(self, reader: RunReader, where: Filter | None, columns: ColumnNames) -> None:
         self.schema = chosen_fields(_FIELDS, columns)
         self._reader = reader
         single = _joined(select(*(c.label(name) for name, c in COLUMNS.items())), Metric)

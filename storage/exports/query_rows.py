@@ -10,7 +10,7 @@ from storage.database.filters import Filter, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import AnySelect, Group, Trajectory, Window
 from storage.database.trajectory_rows import joined
-from storage.exports.columns import WORD, chosen_fields, field
+from storage.exports.columns import WORD, ColumnNames, chosen_fields, field
 from storage.exports.packed_rows import ExportPart, from_columns
 from storage.exports.pages import SQL_ROWS
 
@@ -81,9 +81,7 @@ class RowsOfQuery:
 class WindowRows(RowsOfQuery):
     """Rows of the export `windows`: one per complete window."""
 
-    def __init__(
-        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
-    ) -> None:
+    def __init__(self, reader: RunReader, where: Filter | None, columns: ColumnNames) -> None:
         schema = chosen_fields(_WINDOW_FIELDS, columns)
         readable = {**_WINDOW_COLUMNS, "masked": cast(Window.masked, Text)}
         names = [name for name in schema.names if name != "run_id"]
@@ -103,9 +101,7 @@ class ScoreRows(RowsOfQuery):
 
     Source: Data scaling, section 3.2."""
 
-    def __init__(
-        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
-    ) -> None:
+    def __init__(self, reader: RunReader, where: Filter | None, columns: ColumnNames) -> None:
         reward = Trajectory.reward
         mean, squares = (func.avg(each, type_=Float) for each in (reward, reward * reward))
         variance = squares - mean * mean

@@ -5,7 +5,7 @@ Conditions on trajectories go into SQL; conditions on tokens are applied to the 
 trajectories.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import reduce
 from operator import and_ as both
 
@@ -21,6 +21,7 @@ from storage.exports.columns import (
     TOKEN_FIELDS,
     WINDOW_FIELDS,
     WORD,
+    ColumnNames,
     chosen_fields,
     field,
     scalar_field,
@@ -41,9 +42,7 @@ _FIELDS = [
 class TokenRows(RowsOfTrajectories):
     """Rows of the export `tokens`."""
 
-    def __init__(
-        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
-    ) -> None:
+    def __init__(self, reader: RunReader, where: Filter | None, columns: ColumnNames) -> None:
         self.schema = chosen_fields(_FIELDS, columns)
         self._decoder = text_decoder(reader.run_dir)
         on_whole, on_tokens = _conditions(where, pa.schema(_FIELDS))

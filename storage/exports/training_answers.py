@@ -10,7 +10,7 @@ left out.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from storage.database.reader import RunReader
 from storage.database.tables import Trajectory
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.chats import CHAT, Chat, PromptChats, response_chats
-from storage.exports.columns import chosen_fields, field, scalar_field
+from storage.exports.columns import ColumnNames, chosen_fields, field, scalar_field
 from storage.exports.packed_rows import ExportPart, from_rows
 from storage.exports.pages import SQL_ROWS, Page, RowsOfTrajectories, pages, selection_of
 from storage.text.detokenize import TextDecoder, required_decoder
@@ -66,11 +66,7 @@ class SftRows(RowsOfTrajectories):
     where every training prompt of the run is one, or an environment answers, else texts."""
 
     def __init__(
-        self,
-        reader: RunReader,
-        where: Filter | None,
-        columns: Sequence[str] | None,
-        layout: str = "native",
+        self, reader: RunReader, where: Filter | None, columns: ColumnNames, layout: str = "native"
     ) -> None:
         self._decoder = required_decoder(reader.run_dir)
         self._chats = PromptChats(reader)
@@ -140,11 +136,7 @@ class PreferenceRows:
     prompt of the run is one, or an environment answers, else texts."""
 
     def __init__(
-        self,
-        reader: RunReader,
-        where: Filter | None,
-        columns: Sequence[str] | None,
-        layout: str = "native",
+        self, reader: RunReader, where: Filter | None, columns: ColumnNames, layout: str = "native"
     ) -> None:
         self._reader = reader
         self._where = where

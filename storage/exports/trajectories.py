@@ -1,6 +1,6 @@
 """The export `trajectories`: one row per response, with a list per token column."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from storage.exports.columns import (
     SCALARS,
     TOKEN_FIELDS,
     WINDOW_FIELDS,
+    ColumnNames,
     chosen_fields,
     field,
     scalar_field,
@@ -47,9 +48,7 @@ _FIELDS = [
 class TrajectoryRows(RowsOfTrajectories):
     """Rows of the export `trajectories`."""
 
-    def __init__(
-        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
-    ) -> None:
+    def __init__(self, reader: RunReader, where: Filter | None, columns: ColumnNames) -> None:
         self.schema = chosen_fields(_FIELDS, columns)
         self._decoder = text_decoder(reader.run_dir)
         super().__init__(reader, None if where is None else to_sql(where, COLUMNS))
