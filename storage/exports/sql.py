@@ -10,7 +10,7 @@ it ends with an error.
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ def ask(
     UserError: no SELECT, a mistake in it, something that it may not do, a limit."""
     import duckdb  # only who asks pays for it
 
-    with open_run(run_dir).moment() as reader, _connection(memory_mib) as connection:
+    with open_run(run_dir).moment() as reader, closing(_connection(memory_mib)) as connection:
         late, done = threading.Event(), threading.Event()
         watch = threading.Thread(target=_watch, args=(connection, seconds, late, done), daemon=True)
         watch.start()
@@ -93,19 +93,14 @@ def ask(
             watch.join()
 
 
-@contextmanager
-def _connection(memory_mib: int) -> "Iterator[duckdb.DuckDBPyConnection]":
+def _connection(memory_mib: int) -> "duckdb.DuckDBPyConnection":
     import duckdb
 
     settings = {**_ALONE, "memory_limit": f"{memory_mib}MiB"}
     try:
-        connection = duckdb.connect(":memory:", config=settings)
+        return duckdb.connect(":memory:", config=settings)
     except duckdb.Error as error:
         raise UserError(f"a memory limit of {memory_mib} MiB: {_line(error)}") from error
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 def _watch(
