@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from dashboard.charts.figures import HEIGHT, Chart, layered
-from dashboard.charts.legends import legend
+from dashboard.charts.legends import coloured, legend
 from dashboard.palette import BLUE, GREY, ORANGE, TEAL
 from dashboard.reads.critic import ALL, LESS, MORE, distance_order
 
@@ -23,7 +23,7 @@ def along_chart(frame: pd.DataFrame) -> Chart:
     """Values along the answer, by outcome: a line with the middle half of the values as a band, and
     what came as a dashed line."""
     names = [name for name in _OUTCOMES if name in set(frame["which"])]
-    colour = _colour("which", names, [_OUTCOMES[name] for name in names])
+    colour = coloured("which", names, [_OUTCOMES[name] for name in names])
     percent = frame.assign(place=(frame["tenth"] - 0.5) * 10)
     base = alt.Chart(percent).encode(
         x=alt.X(
@@ -117,7 +117,7 @@ def numbers_chart(frame: pd.DataFrame) -> Chart:
         .encode(
             x=across,
             y=_up("value"),
-            color=_colour("name", [_ASSUMED, _CAME], [ORANGE, BLUE]),
+            color=coloured("name", [_ASSUMED, _CAME], [ORANGE, BLUE]),
             shape=alt.Shape("name:N", scale=which, legend=legend([_ASSUMED, _CAME])),
             tooltip=[*tooltip[:1], alt.Tooltip("name:N"), alt.Tooltip("value:Q", format=".4~g")],
         )
@@ -149,7 +149,7 @@ def _lines(
     base = alt.Chart(data).encode(
         x=alt.X(f"{key}:O", sort=list(sort) or None, title=title, axis=_categories()),
         y=_up("value", zero=True),
-        color=_colour("name", names, [BLUE, ORANGE, GREY][: len(names)], named=len(names) > 1),
+        color=coloured("name", names, [BLUE, ORANGE, GREY][: len(names)], named=len(names) > 1),
         tooltip=[
             alt.Tooltip(f"{key}:O", title=title),
             alt.Tooltip("name:N", title="what"),
@@ -181,13 +181,3 @@ def _numbers() -> alt.Axis:
 
 def _categories() -> alt.Axis:
     return alt.Axis(labelAngle=0, ticks=False, labelOverlap=True)
-
-
-def _colour(
-    field: str, names: Sequence[str], colours: Sequence[str], *, named: bool = True
-) -> alt.Color:
-    return alt.Color(
-        f"{field}:N",
-        scale=alt.Scale(domain=list(names), range=list(colours)),
-        legend=legend(names) if named else None,
-    )

@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 
 from dashboard.charts.figures import HEIGHT, Chart
-from dashboard.charts.legends import legend
+from dashboard.charts.legends import coloured
 from dashboard.formatting import count, reason_name
 from dashboard.palette import GREY, SERIES
 
@@ -47,9 +47,7 @@ def losses_chart(frame: pd.DataFrame, reasons: Sequence[str]) -> Chart:
                 axis=alt.Axis(labelAngle=0, ticks=False),
             ),
             y=alt.Y("share:Q", stack="zero", title=None, axis=alt.Axis(format=".2~%", tickCount=4)),
-            color=alt.Color(
-                "reason:N", scale=alt.Scale(domain=names, range=colours), legend=legend(names)
-            ),
+            color=coloured("reason", names, colours),
             order=alt.Order("place:Q"),
             tooltip=[
                 alt.Tooltip("longest:N", title="answers of"),

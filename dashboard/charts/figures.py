@@ -14,7 +14,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from dashboard.charts.legends import legend
+from dashboard.charts.legends import coloured, legend
 from dashboard.formatting import metric_label, number, share
 from dashboard.palette import BLUE, FAINT, GREY, ORANGE, SERIES, TEAL
 from headrace.metrics.health_ranges import SIDES, BandLimits
@@ -65,11 +65,7 @@ def series_chart(
     labels = [metric_label(name) for name in order]
     free = iter(SERIES)
     colours = [GREY if name in bounds else next(free, GREY) for name in order]
-    colour = alt.Color(
-        "label:N",
-        scale=alt.Scale(domain=labels, range=colours),
-        legend=legend(labels, symbol="stroke") if len(order) > 1 else None,
-    )
+    colour = coloured("label", labels, colours, symbol="stroke", named=len(order) > 1)
     across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
     percent = unit == "share"
     ends = ends_crossed(data["value"], band) if band else []
@@ -234,9 +230,7 @@ def scatter_chart(frame: pd.DataFrame, *, link: str = "") -> Chart:
                 "length:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=6, grid=False)
             ),
             y=alt.Y("shown:Q", title=None, axis=alt.Axis(format=",.4~g", tickCount=4)),
-            color=alt.Color(
-                "source:N", scale=alt.Scale(domain=sources, range=colours), legend=shown
-            ),
+            color=coloured("source", sources, colours, named=shown is not None),
             shape=alt.Shape("source:N", scale=alt.Scale(domain=sources), legend=shown),
             tooltip=[
                 alt.Tooltip("source:N"),

@@ -31,3 +31,17 @@ def legend(labels: Sequence[str], *, symbol: str | None = None) -> alt.Legend:
         columns=alt.ExprRef(f"max(1, floor(width / {entry:g}))"),
         labelExpr=f"width < {entry:g} ? {lines} : datum.label",
     )
+
+
+def coloured(
+    field: str,
+    names: Sequence[str],
+    colours: Sequence[str],
+    *,
+    symbol: str | None = None,
+    named: bool = True,
+) -> alt.Color:
+    """The colours of a field's values `names`, with their `legend` where they are `named`."""
+    shown = legend(names, symbol=symbol) if named else None
+    scale = alt.Scale(domain=list(names), range=list(colours))
+    return alt.Color(f"{field}:N", scale=scale, legend=shown)

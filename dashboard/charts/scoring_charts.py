@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from dashboard.charts.figures import HEIGHT, Chart, in_unit, linked
-from dashboard.charts.legends import legend
+from dashboard.charts.legends import coloured
 from dashboard.palette import BLUE, FAINT, GREY, SERIES
 
 MARGIN_S = 1e-3
@@ -19,11 +19,7 @@ def share_chart(
     is one, with the stretch and, as the filter `of`, the kind."""
     return _stretches(frame, link, **{of: "datum.kind"}).encode(
         y=alt.Y("low:Q", title=None, axis=alt.Axis(format=".2~%", tickCount=4)),
-        color=alt.Color(
-            "kind:N",
-            scale=alt.Scale(domain=list(colours), range=list(colours.values())),
-            legend=legend(list(colours), symbol="square"),
-        ),
+        color=coloured("kind", list(colours), list(colours.values()), symbol="square"),
         tooltip=[alt.Tooltip("kind:N", title="who"), alt.Tooltip("share:Q", format=".1%")],
     )
 
