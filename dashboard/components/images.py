@@ -73,13 +73,17 @@ def _figure(file: Path, place: int, marks: Marks | None) -> str:
     except MediaError as error:
         return f'<div class="hr-empty">Image {place}: {escape(str(error))}</div>'
     scale = max(1, math.ceil(_WIDE / max(found.width, found.height)))
-    legend = _legend(marks) if marks else ""
-    drawn = _drawn(marks) if marks else ""
-    words = (_named("answer", marks.given), _named("right", marks.wanted)) if marks else ()
-    alt = escape(f"Image {place} of the prompt. {'; '.join(words)}" if words else f"Image {place}")
+    alt, drawn, legend = f"Image {place}", "", ""
+    if marks:
+        given, wanted = _named("answer", marks.given), _named("right", marks.wanted)
+        alt, drawn = f"{alt} of the prompt. {given}; {wanted}", _drawn(marks)
+        legend = (
+            f'<figcaption><span><i class="given"></i>{given}</span> '
+            f'<span><i class="wanted"></i>{wanted}</span></figcaption>'
+        )
     return (
         f'<figure><div class="hr-image" style="width:{found.width * scale}px">'
-        f'<img src="{found.url}" alt="{alt}">{drawn}</div>{legend}</figure>'
+        f'<img src="{found.url}" alt="{escape(alt)}">{drawn}</div>{legend}</figure>'
     )
 
 
@@ -103,13 +107,6 @@ def _style(place: Sequence[float], largest: float) -> str:
     if not end:
         return f"{at};width:0;height:0"
     return f"{at};width:{end[0] - x:.3f}%;height:{end[1] - y:.3f}%"
-
-
-def _legend(marks: Marks) -> str:
-    return (
-        f'<figcaption><span><i class="given"></i>{_named("answer", marks.given)}</span> '
-        f'<span><i class="wanted"></i>{_named("right", marks.wanted)}</span></figcaption>'
-    )
 
 
 def _named(what: str, places: Places) -> str:
