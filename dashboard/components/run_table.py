@@ -68,25 +68,24 @@ def _fits(line: RunLine, wanted: RunFilter) -> bool:
 def run_rows(lines: Sequence[RunLine]) -> pd.DataFrame:
     """The rows as the table has them: numbers that can be sorted, empty where nothing is known of a
     run, and `why` it ended or cannot be read."""
-    read = [line.status != UNREADABLE for line in lines]
 
-    def known(values: Sequence[Any]) -> list[Any]:
-        return [value if is_read else None for value, is_read in zip(values, read, strict=True)]
+    def known(of: Callable[[RunLine], Any]) -> list[Any]:
+        return [None if line.status == UNREADABLE else of(line) for line in lines]
 
     return pd.DataFrame(
         {
             "run": [line.run_dir.name for line in lines],
-            "recipe": known([line.name for line in lines]),
-            "algorithm": known([_how(line) for line in lines]),
-            "seed": pd.array(known([line.seed for line in lines]), dtype="Int64"),
-            "accuracy": pd.array(known([line.accuracy for line in lines]), dtype="Float64"),
-            "tokens": pd.array(known([line.trained_tokens for line in lines]), dtype="Int64"),
-            "time": pd.array(known([line.wall_s for line in lines]), dtype="Float64"),
+            "recipe": known(lambda line: line.name),
+            "algorithm": known(_how),
+            "seed": pd.array(known(lambda line: line.seed), dtype="Int64"),
+            "accuracy": pd.array(known(lambda line: line.accuracy), dtype="Float64"),
+            "tokens": pd.array(known(lambda line: line.trained_tokens), dtype="Int64"),
+            "time": pd.array(known(lambda line: line.wall_s), dtype="Float64"),
             "state": [_state(line) for line in lines],
             "tags": [", ".join(line.notes.tags) for line in lines],
             "note": [line.notes.note or line.notes.trouble for line in lines],
             "when": pd.to_datetime([_moment(line.started_at) for line in lines]),
-            "updates": pd.array(known([line.updates for line in lines]), dtype="Int64"),
+            "updates": pd.array(known(lambda line: line.updates), dtype="Int64"),
             "why": [line.detail for line in lines],
         }
     )
