@@ -51,10 +51,8 @@ def walk(grid: Grid, seeds: Sequence[int], known: PointScore) -> TuningProgress:
     """Follow the pass as far as `known` has scores of its points."""
 
     def next_run(point: Point) -> TuningRun | None:
-        for seed in seeds:
-            if known(point, [seed]) is None:
-                return TuningRun(point, seed)
-        return None
+        lacking = (TuningRun(point, seed) for seed in seeds if known(point, [seed]) is None)
+        return next(lacking, None)
 
     best: Point = grid.start
     tried = [best]
