@@ -40,6 +40,8 @@ from tests.generators.scripted import NAME, ScriptedCoordinator
 
 PATIENCE_S = 600.0
 PROMPT_TOKENS = 16
+SETTINGS = ("repeats", "in_flight", "tokens", "window", "dtype", "stream_interval")
+"""Options that the result has."""
 
 
 @dataclass(frozen=True)
@@ -250,14 +252,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     print(f"\ngenerator / raw vLLM: {spread_text(ratio)}")
     return {
         **ratio,
-        "repeats": options.repeats,
         "raw_tokens_per_s": round(statistics.median(speeds["raw"]), 1),
         "generator_tokens_per_s": round(statistics.median(speeds["ours"]), 1),
-        "in_flight": options.in_flight,
-        "tokens": options.tokens,
-        "window": options.window,
-        "dtype": options.dtype,
-        "stream_interval": options.stream_interval,
+        **{name: getattr(options, name) for name in SETTINGS},
     }
 
 
