@@ -102,15 +102,15 @@ class ScoreRows(RowsOfQuery):
     Source: Data scaling, section 3.2."""
 
     def __init__(self, reader: RunReader, where: Filter | None, columns: ColumnNames) -> None:
-        reward = Trajectory.reward
+        t, reward = Trajectory, Trajectory.reward
         mean, squares = (func.avg(each, type_=Float) for each in (reward, reward * reward))
         variance = squares - mean * mean
         prompts = joined(
             select(
-                Trajectory.purpose,
+                t.purpose,
                 Group.prompt_id,
                 func.min(Group.domain).label("domain"),
-                func.min(Trajectory.reward_source).label("reward_source"),
+                func.min(t.reward_source).label("reward_source"),
                 func.count().label("samples"),
                 func.count(reward).label("scored"),
                 mean.label("mean"),
@@ -118,13 +118,11 @@ class ScoreRows(RowsOfQuery):
                 func.sqrt(case((variance < 0, 0.0), else_=variance), type_=Float).label("std"),
                 func.min(reward).label("lowest"),
                 func.max(reward).label("best"),
-                func.avg(cast(cast(Trajectory.correct, Integer), Float), type_=Float).label(
-                    "solved"
-                ),
+                func.avg(cast(cast(t.correct, Integer), Float), type_=Float).label("solved"),
             ),
             reader.key,
         )
-        made = prompts.group_by(Trajectory.purpose, Group.prompt_id).subquery()
+        made = prompts.group_by(t.purpose, Group.prompt_id).subquery()
         query = select(*made.c).order_by(made.c.purpose, made.c.prompt_id)
         if where is not None:
             query = query.where(to_sql(where, dict(made.c)))

@@ -85,11 +85,8 @@ class SftRows(RowsOfTrajectories):
             ],
         }
         self.schema = chosen_fields([*fields[layout], *self._chats.fields], columns)
-        accepted = (
-            Trajectory.purpose == "train",
-            Trajectory.status == "finished",
-            Trajectory.correct.is_(True),
-        )
+        t = Trajectory
+        accepted = (t.purpose == "train", t.status == "finished", t.correct.is_(True))
         more = () if where is None else (to_sql(where, COLUMNS),)
         super().__init__(reader, and_(*accepted, *more))
 
@@ -155,21 +152,15 @@ class PreferenceRows:
     @cached_property
     def _pairs(self) -> list[tuple[Any, Any]]:
         """(best, worst) of each group that has both."""
-        query = joined(
-            select(
-                Trajectory.group_id, Trajectory.trajectory_id, Trajectory.last_offset,
-                Trajectory.reward, Trajectory.status,
-            ),
-            self._reader.key,
-        ).where(
-            Trajectory.purpose == "train",
-            Trajectory.reward.is_not(None),
-            Trajectory.last_offset.is_not(None),
-            Trajectory.status.in_(["finished", "truncated"]),
+        t = Trajectory
+        columns = (t.group_id, t.trajectory_id, t.last_offset, t.reward, t.status)
+        query = joined(select(*columns), self._reader.key).where(
+            t.purpose == "train", t.reward.is_not(None), t.last_offset.is_not(None),
+            t.status.in_(["finished", "truncated"]),
         )  # fmt: skip
         if self._where is not None:
             query = query.where(to_sql(self._where, COLUMNS))
-        ordered = query.order_by(Trajectory.group_id, Trajectory.trajectory_id)
+        ordered = query.order_by(t.group_id, t.trajectory_id)
         rows = (row for part in self._reader.stream(ordered, SQL_ROWS) for row in part)
         pairs = []
         for _, members in groupby(rows, key=lambda row: row.group_id):

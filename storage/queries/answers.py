@@ -36,22 +36,12 @@ class GroupAnswer(NamedTuple):
 def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
     """Scored answers of training groups, as they ended. UserError: there is no tokenizer."""
     reader, decoder = open_run(run_dir), required_decoder(run_dir)
-    columns = (
-        Trajectory.trajectory_id,
-        Trajectory.group_id,
-        Trajectory.first_offset,
-        Trajectory.last_offset,
-        Trajectory.correct,
-        Prompt.text,
-    )
+    t = Trajectory
+    columns = (t.trajectory_id, t.group_id, t.first_offset, t.last_offset, t.correct, Prompt.text)
     query = (
         joined(select(*columns), reader.key)
-        .where(
-            Trajectory.purpose == "train",
-            Trajectory.last_offset.is_not(None),
-            Trajectory.correct.is_not(None),
-        )
-        .order_by(Trajectory.trajectory_id)
+        .where(t.purpose == "train", t.last_offset.is_not(None), t.correct.is_not(None))
+        .order_by(t.trajectory_id)
     )
     rows = {row.trajectory_id: row for row in reader.rows(query)}
     if not rows:

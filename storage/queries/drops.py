@@ -67,14 +67,11 @@ def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
 
 def _ended(reader: RunReader) -> tuple[Int64, Int64]:
     """Ids of the training answers that ended, rising, and each one's sampled tokens."""
+    t = Trajectory
     query = (
-        select(Trajectory.trajectory_id, Trajectory.sampled)
-        .where(
-            Trajectory.run == reader.key,
-            Trajectory.purpose == "train",
-            Trajectory.status.in_(["finished", "truncated"]),
-        )
-        .order_by(Trajectory.trajectory_id)
+        select(t.trajectory_id, t.sampled)
+        .where(t.run == reader.key, t.purpose == "train", t.status.in_(["finished", "truncated"]))
+        .order_by(t.trajectory_id)
     )
     # A long run has millions: as objects they would fill the memory.
     blocks = [np.array([tuple(row) for row in rows]) for rows in reader.stream(query, _ROWS)]

@@ -73,16 +73,10 @@ def reward_lengths(
 ) -> "pd.DataFrame":
     """trajectory_id, source, length (sampled tokens), reward, correct of scored answers. Newest
     first: training answers, or those of an evaluation."""
-    reader = open_run(run_dir)
-    t = Trajectory
+    reader, t = open_run(run_dir), Trajectory
+    columns = (t.trajectory_id, t.reward_source.label("source"), t.sampled.label("length"))
     query = (
-        select(
-            t.trajectory_id,
-            t.reward_source.label("source"),
-            t.sampled.label("length"),
-            t.reward,
-            t.correct,
-        )
+        select(*columns, t.reward, t.correct)
         .where(*_scored(reader, evaluation), t.reward.is_not(None))
         .order_by(t.trajectory_id.desc())
         .limit(newest)

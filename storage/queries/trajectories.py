@@ -190,16 +190,10 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     """One trajectory with every token; UserError where the run has none of that id, or where its
     journal ends before the last of them."""
     reader = open_run(run_dir)
-    every = select(
-        *(c.label(name) for name, c in COLUMNS.items()),
-        Trajectory.reward_parts,
-        Trajectory.rewards,
-        Trajectory.first_offset,
-        Trajectory.last_offset,
-        Prompt.prompt_ids,
-        Prompt.images,
-    )
-    query = joined(every, reader.key).where(Trajectory.trajectory_id == trajectory_id)
+    t = Trajectory
+    more = (t.reward_parts, t.rewards, t.first_offset, t.last_offset)
+    every = _rows(reader).add_columns(*more, Prompt.prompt_ids, Prompt.images)
+    query = every.where(t.trajectory_id == trajectory_id)
     found = reader.rows(query) if 0 <= trajectory_id <= _LARGEST_ID else []
     if not found:
         raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
