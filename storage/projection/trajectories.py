@@ -34,37 +34,33 @@ def _extending(starts: bool, inserts: bool) -> PreparedStatement:
 
     Columns with an index are set only where they change: SQLite writes the index anew for each row
     whose statement names them."""
-    length = bindparam("b_length", type_=Trajectory.length.type)
-    low = bindparam("b_low", type_=Trajectory.min_version.type)
-    high = bindparam("b_high", type_=Trajectory.max_version.type)
-    first_at = bindparam("b_at", type_=Trajectory.first_token_at.type)
-    first = bindparam("b_first", type_=Trajectory.first_offset.type)
-    no_low, no_high = Trajectory.min_version.is_(None), Trajectory.max_version.is_(None)
+    t = Trajectory
+    length = bindparam("b_length", type_=t.length.type)
+    low = bindparam("b_low", type_=t.min_version.type)
+    high = bindparam("b_high", type_=t.max_version.type)
+    first_at = bindparam("b_at", type_=t.first_token_at.type)
+    first = bindparam("b_first", type_=t.first_offset.type)
+    no_low, no_high = t.min_version.is_(None), t.max_version.is_(None)
     extended = (
         update(Trajectory)
-        .where(Trajectory.run == bindparam("b_run"))
-        .where(Trajectory.trajectory_id == bindparam("b_key"))
+        .where(t.run == bindparam("b_run"), t.trajectory_id == bindparam("b_key"))
         .values(
             finish=bindparam("b_finish"),
-            length=case((length > Trajectory.length, length), else_=Trajectory.length),
-            sampled=Trajectory.sampled + bindparam("b_sampled"),
-            surprise=Trajectory.surprise + bindparam("b_surprise"),
-            min_version=case(
-                (or_(no_low, low < Trajectory.min_version), low), else_=Trajectory.min_version
-            ),
-            max_version=case(
-                (or_(no_high, high > Trajectory.max_version), high), else_=Trajectory.max_version
-            ),
-            first_token_at=func.coalesce(Trajectory.first_token_at, first_at),
-            first_offset=func.coalesce(Trajectory.first_offset, first),
+            length=case((length > t.length, length), else_=t.length),
+            sampled=t.sampled + bindparam("b_sampled"),
+            surprise=t.surprise + bindparam("b_surprise"),
+            min_version=case((or_(no_low, low < t.min_version), low), else_=t.min_version),
+            max_version=case((or_(no_high, high > t.max_version), high), else_=t.max_version),
+            first_token_at=func.coalesce(t.first_token_at, first_at),
+            first_offset=func.coalesce(t.first_offset, first),
             last_offset=bindparam("b_last"),
         )
     )
     if starts:
-        running = case((Trajectory.status == "issued", "running"), else_=Trajectory.status)
+        running = case((t.status == "issued", "running"), else_=t.status)
         extended = extended.values(status=running)
     if inserts:
-        extended = extended.values(inserted=Trajectory.inserted + bindparam("b_inserted"))
+        extended = extended.values(inserted=t.inserted + bindparam("b_inserted"))
     return PreparedStatement(extended)
 
 
