@@ -82,6 +82,8 @@ def shard_of(answers: Iterable[SyntheticAnswer]) -> Shard:
     for place, answer in enumerate(answers):
         length, score = answer.ids.size - answer.opening, answer.score or 0.0
         rewards = [] if answer.score is None else [Reward(score, length - 1)]
+        shared: dict[str, Any] = {"trajectory_id": answer.number, "sequence": place}
+        shared |= {"length": length, "rewards": rewards, "score": score}
         shard.sequences.append(
             BatchSequence(
                 trajectory_id=answer.number,
@@ -94,31 +96,18 @@ def shard_of(answers: Iterable[SyntheticAnswer]) -> Shard:
         shard.windows.append(
             PolicyWindow(
                 window_id=answer.number * 10_000 + answer.start,
-                trajectory_id=answer.number,
-                sequence=place,
                 start=answer.start,
                 end=length,
-                length=length,
                 logprobs=answer.logprobs,
                 spans=[Span(0, answer.start, length)],
                 loss_weights=np.ones(length - answer.start, np.float32),
-                rewards=rewards,
                 finished=answer.score is not None,
-                score=score,
                 correct=score > 0,
+                **shared,
             )
         )
         if rewards:
-            shard.values.append(
-                ValueTrajectory(
-                    trajectory_id=answer.number,
-                    sequence=place,
-                    length=length,
-                    rewards=rewards,
-                    score=score,
-                    logprobs=np.zeros(0, np.float32),
-                )
-            )
+            shard.values.append(ValueTrajectory(logprobs=np.zeros(0, np.float32), **shared))
     return shard
 
 
