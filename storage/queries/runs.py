@@ -33,6 +33,8 @@ UNREADABLE = "unreadable"
 """The status of a folder that holds a run and cannot be read as one."""
 _LONGEST_REASON = 300
 _ASKED = {"interrupted": "interrupted by Ctrl-C or a signal", "stopped": "asked to stop"}
+_SAME = ("run_id", "status", "started_at", "wall_s", "kind", "detail", "seed")
+"""Fields of a line that a reward model's summary has under the same names."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +213,9 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
 def _unread_line(run_dir: Path, error: Exception) -> RunLine:
     """A line without figures. If a supervisor holds the folder, its database is still to come."""
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    reason = " ".join(reason.split())[:_LONGEST_REASON]
     with suppress(OSError, UserError):
-        if line := line_of_folder(run_dir, " ".join(reason.split())[:_LONGEST_REASON]):
+        if line := line_of_folder(run_dir, reason):
             return line
     try:
         begun, held = run_dir.stat().st_ctime, is_running(run_dir)
@@ -224,7 +227,7 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
         name=run_dir.name,
         status="starting" if held else UNREADABLE,
         started_at=begun,
-        detail="" if held else " ".join(reason.split())[:_LONGEST_REASON],
+        detail="" if held else reason,
         notes=read_notes(run_dir),
     )
 
@@ -303,20 +306,14 @@ def _reward_model_line(run_dir: Path) -> RunLine:
     row = reward_model_summary(run_dir)
     before, after = (row["held_out"][when].get("accuracy") for when in ("before", "after"))
     return RunLine(
-        run_id=row["run_id"],
+        **{name: row[name] for name in _SAME},
         run_dir=run_dir,
         name=row["recipe"],
-        status=row["status"],
-        started_at=row["started_at"],
-        wall_s=row["wall_s"],
         updates=row["steps"],
         trained_tokens=row["tokens"],
         accuracy_before=before,
         accuracy_after=after,
-        kind=row["kind"],
-        detail=row["detail"],
         algorithm=row["objective"],
-        seed=row["seed"],
         accuracy=before if after is None else after,
         notes=read_notes(run_dir),
     )
