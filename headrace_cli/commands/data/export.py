@@ -32,21 +32,14 @@ def export(arguments: argparse.Namespace) -> int:
     if not named:
         raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
     columns = arguments.columns and [name.strip() for name in arguments.columns.split(",")]
+    same = ("out", "where", "force", "schema", "csv_safe")
+    options = {name: getattr(arguments, name) for name in same}
     began = time.monotonic()
     with _bar(arguments.kind) as watch, _without_collector():
         from storage.exports import export as write_export
 
         written = write_export(
-            run_dir,
-            arguments.kind,
-            fmt=arguments.format,
-            out=arguments.out,
-            where=arguments.where,
-            force=arguments.force,
-            columns=columns,
-            schema=arguments.schema,
-            watch=watch,
-            csv_safe=arguments.csv_safe,
+            run_dir, arguments.kind, arguments.format, columns=columns, watch=watch, **options
         )
     print(
         f"{written.rows:,} rows of {arguments.kind} in {arguments.out}: "

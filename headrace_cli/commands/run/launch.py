@@ -112,16 +112,9 @@ def _on_ray(arguments: argparse.Namespace) -> int:
 
 def _write_job(arguments: argparse.Namespace) -> int:
     """Write the scripts of a job and print how it is submitted."""
-    asked = SlurmJob(
-        nodes=arguments.nodes,
-        cpus_per_node=arguments.cpus_per_node,
-        gpus_per_node=arguments.gpus_per_node,
-        learner_nodes=arguments.learner_nodes,
-        time=arguments.time,
-        partition=arguments.partition,
-        account=arguments.account,
-        more=tuple(arguments.sbatch),
-    )
+    sizes = ("nodes", "cpus_per_node", "gpus_per_node", "learner_nodes")
+    own = {name: getattr(arguments, name) for name in (*sizes, "time", "partition", "account")}
+    asked = SlurmJob(**own, more=tuple(arguments.sbatch))
     gpus = asked.gpus_per_node > 0
     run_dir, config = _prepared(arguments, gpus=gpus, find_room=lambda plan: job_of(plan, asked))
     plan = plan_hosts(config, run_dir, gpus=gpus)
