@@ -130,13 +130,9 @@ class UpdateChecks(RecordChecks):
                 )
         for key in record.value_trajectories:
             self._take_value(record, key)
-        facts.updates[record.lineage, record.update] = UpdateFacts(
-            record.lineage,
-            record.update,
-            record.version,
-            len(record.windows),
-            len(record.value_trajectories),
-        )
+        sizes = len(record.windows), len(record.value_trajectories)
+        batch = UpdateFacts(record.lineage, record.update, record.version, *sizes)
+        facts.updates[record.lineage, record.update] = batch
 
     def _check_mask(self, trajectory: TrajectoryFacts, window: WindowFacts) -> None:
         reached = window.start

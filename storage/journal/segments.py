@@ -94,12 +94,10 @@ def _number(metadata: dict[bytes, bytes], name: bytes, otherwise: int) -> int:
 
 def end_of(folder: Path) -> SegmentsEnd:
     """The end of a folder; changes nothing. DamagedError: there is more than that."""
-    walks = [walk for walk, _ in _last_walks(folder) if walk.rows]
-    return (
-        SegmentsEnd(walks[0].first_row + walks[0].rows, walks[0].digest)
-        if walks
-        else SegmentsEnd(0, "")
-    )
+    for walk, _ in _last_walks(folder):
+        if walk.rows:
+            return SegmentsEnd(walk.first_row + walk.rows, walk.digest)
+    return SegmentsEnd(0, "")
 
 
 def recover(folder: Path) -> SegmentsEnd:
