@@ -88,18 +88,13 @@ def repair(run_dir: Path) -> RepairReport:
         known = _known(run_dir)
         if not segment_paths(run_dir / "journal"):
             return RepairReport(why=why, kept=0, lost=known, lost_kinds=+Counter(unknown=known))
-        diagnostics, lost_diagnostics = _mend_diagnostics(run_dir)
+        aside, rows = _mend_diagnostics(run_dir)
+        found: dict[str, Any] = {"kept": trial.kept, "diagnostics": aside, "lost_diagnostics": rows}
         if why is None and known <= trial.kept and not orphan_checkpoints(run_dir):
             if is_made_anew := known < trial.kept or not _is_sql_sound(run_dir, config, known):
                 _project(run_dir, config)
-            return RepairReport(
-                why=None,
-                kept=trial.kept,
-                diagnostics=diagnostics,
-                lost_diagnostics=lost_diagnostics,
-                made_anew=is_made_anew,
-                goes_on=_newest_in_reach(run_dir, trial),
-            )
+            goes_on = _newest_in_reach(run_dir, trial)
+            return RepairReport(why=None, made_anew=is_made_anew, goes_on=goes_on, **found)
         kinds, damaged = Counter[str](), None
         if why is not None:
             kinds = _lost_kinds(run_dir / "journal", trial.kept)
@@ -114,15 +109,13 @@ def repair(run_dir: Path) -> RepairReport:
         checkpoints = _set_aside(run_dir, trial.account, trial.update)
         return RepairReport(
             why=why or "the journal is not the one that checkpoints or the database rest on",
-            kept=trial.kept,
             lost=kinds.total(),
             lost_kinds=dict(kinds),
             damaged=None if damaged is None else damaged.name,
             checkpoints=checkpoints,
             made_anew=True,
-            diagnostics=diagnostics,
-            lost_diagnostics=lost_diagnostics,
             goes_on=_newest_in_reach(run_dir, trial),
+            **found,
         )
 
 
@@ -312,21 +305,17 @@ def _set_aside(run_dir: Path, account: Account, update: int) -> list[str]:
     root = run_dir / "checkpoints"
     out = account.taken.update if account.taken is not None else update
     lost = {orphan.path for orphan in orphan_checkpoints(run_dir)}
-    newer = [
-        path
-        for path in sorted(root.glob("step_*"))
-        if path.name.removeprefix("step_").isdigit()
-        and (path in lost or int(path.name.removeprefix("step_")) > max(update, out))
-    ]
+    found = ((path, path.name.removeprefix("step_")) for path in sorted(root.glob("step_*")))
+    steps = {path: int(number) for path, number in found if number.isdigit()}
+    newer = [path for path, number in steps.items() if path in lost or number > max(update, out)]
     names = []
     for path in newer:
         renamed = _free(root, f"damaged-{{}}-{path.name}")
         path.rename(renamed)
         names.append(renamed.name)
-    numbers = (path.name.removeprefix("step_") for path in root.glob("step_*"))
-    left = sorted(int(number) for number in numbers if number.isdigit())
+    left = [number for path, number in steps.items() if path not in newer]
     if newer and left:
-        write_atomically(root / "latest", f"step_{left[-1]}\n")
+        write_atomically(root / "latest", f"step_{max(left)}\n")
     elif newer:
         (root / "latest").unlink(missing_ok=True)
     return names
