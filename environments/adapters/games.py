@@ -75,8 +75,7 @@ class TextArena:
         done, _ = self._with_dice(self._game.step, action=turn.text)
         if done:
             rewards, about = self._game.close()
-            invalid = float(bool(about[0].get("invalid_move")))
-            metrics = {"invalid_move": invalid}
+            metrics = {"invalid_move": float(bool(about[0].get("invalid_move")))}
             return Step(reward=float(rewards[0]), done=True, metrics=metrics)
         return Step(messages=[InsertedMessage("user", self._seen())])
 
