@@ -179,12 +179,9 @@ def _own_packages() -> str:
 
 async def ready_of(config: EnvironmentConfig) -> Ready:
     """Return an environment's own description; UserError where it cannot be loaded."""
-    reaper = ProcessReaper()
-    try:
+    with contextlib.closing(ProcessReaper()) as reaper:
         child = await EnvironmentChild.start(config, reaper)
         await child.kill()
-    finally:
-        reaper.close()
     return child.ready.result()
 
 
