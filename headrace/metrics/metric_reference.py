@@ -14,15 +14,15 @@ HEAD = f"""\
 
 <!-- Made by scripts/docs.py from headrace/metrics/registry.py: change the table instead. -->
 
-Every number that a run records: unit, meaning, and what it is when all is well, a first look and no
-law. A metric with an alert has a healthy band (`headrace/metrics/health_ranges.py`): charts shade
-it, and the pages Overview and Health and `headrace show` list a metric outside until it was inside
-for as many updates, at least {MIN_UPDATES_BACK}. A `share` lies between 0 and 1.
+These are the numbers that a run records. Healthy values are a first orientation. Some metrics have
+a healthy band (`headrace/metrics/health_ranges.py`): charts shade it. A metric that is outside for
+the updates below raises an alert on Overview, Health and in `headrace show`, until it was inside
+for as many, at least {MIN_UPDATES_BACK}. A `share` lies between 0 and 1.
 
-A metric comes once per committed update, about once per second as a gauge, or both. Arrays have a
-number per bin. SQL has them in `metrics`, `metric_arrays` and `metric_info`
-([storage](storage.md)); `headrace export RUN metrics` writes a file. Prefixes `actor/`, `critic/`,
-`response_length/`, `timing_s/` and `perf/` and names under them are verl's where verl has them.
+A metric is recorded once per committed update, about once per second (a gauge), or both. An array
+has a number per bin. [SQL](storage.md#tables) and `headrace export RUN metrics` have all of them.
+Names under `actor/`, `critic/`, `response_length/`, `timing_s/` and `perf/` are verl's, where
+verl has such a metric.
 """
 
 SECTIONS = {
