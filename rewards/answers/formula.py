@@ -230,19 +230,26 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
 
 
 def _multiplies(formula: Any) -> bool:
-    """Return whether a product of numbers is still to be done, in a root, a power or bars, too."""
+    """Return whether numbers are still to be multiplied, in a root, a power or bars, too."""
     held = (x for x in _walk(formula) if type(x).__name__ in ("Abs", "Pow"))
     parts = (formula, *(x.args[0] for x in held if not x.is_Pow or x.exp.is_positive))
     products = (x.args for x in parts if getattr(x, "is_Mul", False))
-    return any(
-        sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in map(_base, factors)) > 1
-        for factors in products
-    )
+    return any(sum(map(_counts, p)) > 1 or sum(map(_divides, p)) > 1 for p in products)
 
 
-def _base(factor: Any) -> Any:
-    """The number whose first power a factor is, else the factor."""
-    return factor.base if factor.is_Pow and factor.exp == 1 else factor
+def _counts(factor: Any) -> bool:
+    """Return whether a factor is a number other than 1, its first power, or a root."""
+    if factor.is_Pow and factor.exp != 1:
+        return factor.exp.is_integer is False
+    number = factor.base if factor.is_Pow else factor
+    return (number.is_Rational or number.is_Float) and abs(number) != 1
+
+
+def _divides(factor: Any) -> bool:
+    """Return whether a factor is a fraction, or one over a number; 2.5/4 has one of them."""
+    if factor.is_Pow:
+        return factor.exp == -1 and _counts(factor.base)
+    return factor.is_Rational and not factor.is_Integer
 
 
 def _tasks_of(parsed: list[Any]) -> set[str]:

@@ -36,6 +36,7 @@ RIGHT = {
         ("40000", r"\boxed{4(10^4)}"),
         ("40000", r"\boxed{(4)(10^{4})}"),
         ("240", r"\boxed{2(5!)}"),
+        ("0.625", r"\boxed{\frac{2.5}{4}}"),
         ("5/12", r"\boxed{0.416667}"),
         ("5 million", r"\boxed{5,000,000}"),
         ("0.36", r"\boxed{.36}"),
@@ -253,6 +254,10 @@ WRONG = {
         ("3", r"\boxed{\min(3,7)}"),
         ("12", r"\boxed{84 \times 7^{-1}}"),
         ("391", r"\boxed{17^1 \cdot 23^1}"),
+        ("5/8", r"\boxed{\frac{3}{4} \times \frac{5}{6}}"),
+        ("5/2", r"\boxed{\frac{1}{2} \cdot 5}"),
+        ("3/8", r"\boxed{\frac{3}{4} \div 2}"),
+        ("20", r"\boxed{\sqrt{8} \times \sqrt{50}}"),
     ],
     "two numbers": [
         ("12", "It is **12**. So x is 13"),
