@@ -213,7 +213,12 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
     forms of a number, a fraction is one unless the number is an integer."""
     if _tasks_of(said) - _tasks_of(right):
         return True
-    number, (_, equals, last) = right[0], str(said[-1]).rpartition("=")
+    number, formula = right[0], said[0]
+    if getattr(number, "is_Equality", False) and number.lhs.is_Symbol and number.rhs.is_number:
+        # x = 12 is no more said by 2x + 4 = 28 than 50 by 43 - 39 + 46.
+        sides = formula.args if getattr(formula, "is_Equality", False) else ()
+        return bool(sides) and not (number.lhs in sides and any(x.is_number for x in sides))
+    _, equals, last = str(said[-1]).rpartition("=")
     said = (equals and _parsed(_dressed(last))) or said
     formula = said[0]
     if not getattr(number, "is_Number", False) or getattr(formula, "is_Relational", False):

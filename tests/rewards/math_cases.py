@@ -92,6 +92,7 @@ RIGHT = {
     "names": [
         ("12", r"\boxed{x = 12}"),
         ("x = 12", r"\boxed{12}"),
+        ("x = 12", r"\boxed{12 = x}"),
         (r"f(3) = 20", r"\boxed{20}"),
         ("30", r"\boxed{\angle ABC = 30^\circ}"),
         ("18", r"\boxed{\text{Area} = 18}"),
@@ -306,6 +307,9 @@ WRONG = {
     "names": [
         ("x = 12", r"\boxed{x = 21}"),
         ("x = 12", r"\boxed{y = 12}"),
+        ("x = 12", r"\boxed{2x + 4 = 28}"),
+        ("x = 12", r"\boxed{3x - 24 = x}"),
+        ("x = -2", r"\boxed{(x + 2)(x - 3) = 0}"),
         ("2x + z = 7", r"\boxed{7}"),
         (r"y = 4x - 1", r"\boxed{y = 4x + 1}"),
         (r"y = 4x - 1", "The answer is $-y = 4x - 1$."),
