@@ -224,13 +224,16 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
     _, equals, last = str(said[-1]).rpartition("=")
     said = (equals and _parsed(_dressed(last))) or said
     formula = said[0]
+    is_sum = getattr(formula, "is_Add", False)
     if not getattr(number, "is_Number", False) or getattr(formula, "is_Relational", False):
-        return False
+        # Of 5 \sqrt{3} too, where each part of the sum is a multiple of it.
+        is_one = is_sum and getattr(number, "is_number", False) and not number.is_Add
+        return is_one and all((x.doit() / number.doit()).is_Rational for x in formula.args)
     text, wanted = str(said[-1]), str(right[-1])
     return bool(
         (_BESIDE.search(text) and str(formula) not in text)  # Prose may end with 42 (7 boxes).
         or (_CALLED.search(text) and not _CALLED.search(wanted))
-        or getattr(formula, "is_Add", False)
+        or is_sum
         or any(getattr(x, "is_Add", False) and x.is_rational for x in _walk(formula))
         or _multiplies(formula)
         or (number.is_Integer and _DIVISION.search(text) and not _DIVISION.search(wanted))

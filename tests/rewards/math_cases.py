@@ -159,6 +159,7 @@ RIGHT = {
         (r"2\sqrt{11}", r"\boxed{\sqrt{44}}"),
         (r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{1}{\sqrt 2}}"),
         (r"9\pi", "\\boxed{9\u03c0}"),
+        (r"2(1+\sqrt{3})", r"\boxed{2 + 2\sqrt{3}}"),
         (r"3 + 4i", r"\boxed{4i+3}"),
         (r"\frac{a+b}{3}", r"\boxed{\tfrac{1}{3}(a+b)}"),
         (r"x^2 + 5*x", r"\boxed{x(x+5)}"),
@@ -261,6 +262,8 @@ WRONG = {
         ("5/2", r"\boxed{\frac{1}{2} \cdot 5}"),
         ("3/8", r"\boxed{\frac{3}{4} \div 2}"),
         ("20", r"\boxed{\sqrt{8} \times \sqrt{50}}"),
+        (r"5\sqrt{3}", r"\boxed{\sqrt{12} + \sqrt{27}}"),
+        (r"9\pi", r"\boxed{4\pi + 5\pi}"),
     ],
     "two numbers": [
         ("12", "It is **12**. So x is 13"),
