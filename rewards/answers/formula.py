@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from rewards.answers.units import read_unit
+
 LONGEST = 1000
 MAX_TOKENS = 400
 MAX_DEPTH = 24
@@ -43,6 +45,8 @@ _BESIDE = re.compile(
     r"[0-9][0-9.]*+(?!\s*(?:\^\s*\{?\s*-?[0-9]|!))"
 )
 _TASKS = {"Sum", "Product", "Integral", "Limit", "Derivative", "Mod", "Max", "Min"}
+# math-verify drops them as units: 2ab is 2 to it, and a + b + c is no formula.
+_LAST_LETTERS = re.compile(r"(?:(?<=[0-9}])|(?<=[^0-9}] ))[cdghlmost]$|(?<=[0-9} ])[a-z]{2}$")
 
 
 class _TooCostlyError(Exception):
@@ -62,7 +66,7 @@ def equal(wanted: str, given: str) -> bool:
     """Return whether two formulas are equal, as far as they can be calculated."""
     if not (is_cheap(wanted) and is_cheap(given)):
         return False
-    return _verify(_dressed(wanted), _dressed(given))
+    return _verify(_dressed(wanted, wanted), _dressed(given, wanted))
 
 
 def found_in(text: str, wanted: str) -> bool:
@@ -70,7 +74,7 @@ def found_in(text: str, wanted: str) -> bool:
     text = _LONG_ROW.sub(lambda row: " " + row[0][-100:], text)
     if len(text) > 2 * LONGEST or not (is_cheap(wanted) and is_cheap(text, prose=True)):
         return False
-    return _verify(_dressed(wanted), text)
+    return _verify(_dressed(wanted, wanted), text)
 
 
 def is_cheap(text: str, *, prose: bool = False) -> bool:
@@ -177,8 +181,11 @@ def _size_of(number: str) -> float:
     return max(math.log10(2), size, float(len(places)))
 
 
-def _dressed(text: str) -> str:
-    """The formula as math-verify likes it best."""
+def _dressed(text: str, wanted: str = "") -> str:
+    """The formula as math-verify likes it best; it keeps the last letters if `wanted` has them."""
+    last = _LAST_LETTERS.search(text)
+    if last and set(last[0]) <= set(wanted) and (len(last[0]) == 1 or not read_unit(last[0])):
+        text = f"{text[: last.start()]}{{{last[0]}}}"
     text = text.replace("\u00b0", "^\\circ").replace("%", "\\%")
     return f"$\\boxed{{{text}}}$"
 
