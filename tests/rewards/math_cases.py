@@ -111,6 +111,7 @@ RIGHT = {
         (r"14\text{ cm}", r"\boxed{14}"),
         (r"27\mbox{ m}^3", r"\boxed{27 \text{ cubic meters}}"),
         ("65 mph", r"\boxed{65 \text{ miles per hour}}"),
+        (r"3\text{ hours } 20\text{ minutes}", r"\boxed{3 \text{ h } 20 \text{ min}}"),
         ("40", r"\boxed{40^\circ}"),
         (r"40^\circ", r"\boxed{40 \text{ degrees}}"),
         (r"\frac{270}{7}\text{ degrees}", r"\boxed{\frac{270}{7}^\circ}"),
@@ -327,6 +328,8 @@ WRONG = {
     "units": [
         ("14", r"\boxed{41 \text{ cm}}"),
         (r"14\text{ cm}", r"\boxed{14 \text{ km}}"),
+        (r"3\text{ hours } 20\text{ minutes}", r"\boxed{3 \text{ hours } 45 \text{ minutes}}"),
+        (r"3\text{ hours } 20\text{ minutes}", r"\boxed{3}"),
         (r"45\%", r"\boxed{4.5\%}"),
         (r"45\%", r"\boxed{0.045}"),
         ("0.5", r"\boxed{0.5\%}"),
