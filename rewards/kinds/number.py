@@ -96,7 +96,9 @@ def _difference(wanted: Quantity, given: Quantity, options: Options) -> Fraction
         # 0.45 for 45 %.
         return min(plain, abs(wanted.value - given.value * 100)) if wanted.unit == "%" else plain
     if not wanted.unit:
-        return min(plain, abs(wanted.value - given.value / 100)) if given.unit == "%" else plain
+        # 0.5 is not 0.5 %.
+        share = abs(wanted.value - given.value / 100) if given.unit == "%" else plain
+        return min(plain, share) if abs(wanted.value) > 1 else share
     if unit is None or other is None:
         # A unit of things (`apples`) is not compared.
         return plain if unit is other else None
