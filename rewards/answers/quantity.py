@@ -88,6 +88,7 @@ _NUMBER = re.compile(
     rf"|(?P<whole2>[0-9]+)\s+(?:and\s+)?(?P<mixed2>[0-9]+/[0-9]+)"
     rf"|(?P<fraction>{_FRACTION}|{_DIGITS}\s*/\s*{_DIGITS})"
     r"|(?P<spaced>[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?)(?![0-9])"
+    r"|(?P<power>10\s*\^\s*(?:\{\s*[-+]?[0-9]{1,3}\s*\}|[-+]?[0-9]))"
     rf"|(?P<decimal>(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?:[eE][-+]?[0-9]{1,3}(?![0-9])"
     r"|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[-+]?[0-9]{1,3}\s*\}|[-+]?[0-9]))?))"
@@ -188,7 +189,8 @@ def _value(match: re.Match[str]) -> Fraction | None:
             return None
         number: Fraction | None = int(whole) + fraction
     else:
-        text = match["fraction"] or match["decimal"] or match["spaced"].replace(" ", "")
+        power = f"1*{match['power']}" if match["power"] else match["decimal"]
+        text = match["fraction"] or power or match["spaced"].replace(" ", "")
         number = read_number(text)
         if number is None and match["fraction"]:
             # A sign above the line: `\\frac{-3}{4}`.

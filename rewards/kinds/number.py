@@ -22,7 +22,10 @@ from rewards.answers.units import read_unit
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
-_BEGIN = re.compile(r"(?<![A-Za-z0-9_.,\\{/^])[-+]?(?:[0-9]|\.[0-9]|\\frac\{)")
+_BEGIN = re.compile(
+    r"(?<![A-Za-z0-9_.,\\{/^])(?!(?:(?<=times )|(?<=cdot )|(?<=\* )|(?<=\*))10\s*\^)"
+    r"[-+]?(?:[0-9]|\.[0-9]|\\frac\{)"
+)
 _MOST_NUMBERS = 50
 
 
