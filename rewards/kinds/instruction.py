@@ -126,7 +126,8 @@ class Json(StrictModel):
         """Return whether the text is JSON that fits the schema."""
         fence = _FENCE.fullmatch(text.strip()) if self.fenced else None
         try:
-            value = json.loads(fence[1] if fence else text)
+            # JSON has no NaN and no Infinity, of which int is a ValueError.
+            value = json.loads(fence[1] if fence else text, parse_constant=int)
             if self.json_schema is None:
                 return True
             validator = jsonschema.validators.validator_for(self.json_schema)(self.json_schema)

@@ -27,6 +27,8 @@ HOLDS: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "forbidden", "words": ["very"]}, "everything", "a very good one"),
     ({"type": "forbidden", "words": [","]}, "no commas", "one, two"),
     ({"type": "json"}, '{"a": [1]}', "{'a': 1}"),
+    ({"type": "json"}, "[1e3]", "[NaN]"),
+    ({"type": "json", "json_schema": {"minimum": 90}}, "95", "Infinity"),
     ({"type": "json"}, "```json\n[1]\n```", "here: [1]"),
     ({"type": "json", "json_schema": OBJECT}, '{"name": "Ida", "age": 3}', '{"name": "Ida"}'),
     ({"type": "json", "fenced": False}, "[1]", "```json\n[1]\n```"),
