@@ -4,7 +4,7 @@ In: an answer as text, and the anchor of its prompt from a file of anchors or, o
 images too, a column of its row. Out: r = (p(yes | the answer stands first) + p(no | it stands
 second)) / 2, from 0 to 1 (Pairwise-RL, arXiv 2504.04950), by a model that `headrace reward train`
 made with `kind = "pairwise"`. Above 1/2 the answer counts as correct. The judge reads texts, so its
-tokenizer need not be the policy's. A prompt without an anchor is `invalid`, never 0.
+tokenizer need not be the policy's. An empty answer scores 0, one without an anchor is `invalid`.
 """
 
 import json
@@ -63,6 +63,8 @@ def build(options: Options) -> Verifier:
 
     def judge(item: ScoreItem) -> Verdict:
         anchor, store.folder = anchor_of(item), Path(item.media)
+        if not item.text.strip():
+            return Verdict(parts={"correct": 0.0})  # As of `bradley_terry`.
         try:
             score = scorer.pair(anchor.prompt, item.text, anchor.text, rule=options.rule)
         except UserError as error:

@@ -63,6 +63,8 @@ def test_the_anchor_itself_is_worth_half_and_beats_nobody(folder: Path, anchors:
     verdict = build(Options(model=str(folder), anchors=str(anchors)))(item(GOOD))
     assert verdict.reward == pytest.approx(0.5)
     assert not verdict.correct
+    nothing = build(Options(model=str(folder), anchors=str(anchors)))(item(" \n"))
+    assert (nothing.reward, nothing.parts) == (0.0, {"correct": 0.0})
 
 
 def test_an_anchor_of_a_column_and_a_prompt_that_is_a_chat(folder: Path, anchors: Path) -> None:
