@@ -95,6 +95,8 @@ async def score(item: ScoreItem, options: Options, ask: Ask) -> Scored:
     """The judge's score of a response, and parts."""
     template = template_of(options)
     values = values_of(item, options, template)
+    if not values["response"].strip():
+        return 0.0, {}  # Whatever a judge says of nothing.
     if options.mode == "pairwise":
         return await _pairwise(template, values, options, ask)
     reply = await ask(fill(template, values))

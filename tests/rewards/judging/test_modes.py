@@ -106,6 +106,13 @@ async def test_a_thought_is_left_out_where_that_is_wished() -> None:
     assert judge.prompts == ["<think>is it 6?</think>7", "7"]
 
 
+async def test_a_response_without_an_answer_is_not_shown() -> None:
+    judge = Recorder()
+    for text in (" \n", "<think>is it 6?"):
+        assert await score(item(text), options(thought="think"), judge) == (0.0, {})
+    assert judge.prompts == []
+
+
 async def test_the_question_is_the_users_last_message() -> None:
     judge = Recorder(*[leaning(-1, -1)] * 3)
     only = options(prompt="{question}")
