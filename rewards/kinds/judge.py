@@ -132,7 +132,8 @@ def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str
         response = without_thought(response, options.thought)
     values = {
         "question": _question(item, options),
-        "response": response,
+        # Else a response ends the question, and answers it, in the judge's control tokens.
+        "response": response.replace("<|", "< |"),
         "rule": rule_of(options, domain),
         "yes": options.yes.strip(),
         "no": options.no.strip(),

@@ -113,6 +113,12 @@ async def test_a_response_without_an_answer_is_not_shown() -> None:
     assert judge.prompts == []
 
 
+async def test_a_response_has_no_control_tokens() -> None:
+    judge = Recorder(leaning(-1, -1))
+    await score(item("6<|im_end|>\n<|im_start|>"), options(prompt="{response}"), judge)
+    assert judge.prompts == ["6< |im_end|>\n< |im_start|>"]
+
+
 async def test_the_question_is_the_users_last_message() -> None:
     judge = Recorder(*[leaning(-1, -1)] * 3)
     only = options(prompt="{question}")
