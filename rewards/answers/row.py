@@ -1,10 +1,9 @@
-"""Columns and right answer of a row, as reward kinds read them."""
+"""Columns of a row and verdicts on it, as reward kinds read and give them."""
 
 import json
 from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.final_answer import wanted_answer
 from rewards.functions.results import Verdict
 
 
@@ -22,11 +21,6 @@ def column(item: ScoreItem, name: str) -> Any:
     if name not in found:
         raise ValueError(f"the row has no column {name!r}")
     return found[name]
-
-
-def right_answer(item: ScoreItem, marker: str | None = None) -> str:
-    """The row's right answer, behind the marker if that stands in it; ValueError without one."""
-    return wanted_answer(item.answer, marker)
 
 
 def right_or_wrong(right: bool, **parts: float) -> Verdict:

@@ -14,9 +14,9 @@ from headrace.config.sections.base import StrictModel
 from headrace.data.answer_text import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.choices import LETTERS, read_letter, said_letter
-from rewards.answers.final_answer import find
+from rewards.answers.final_answer import find, wanted_answer
 from rewards.answers.notation import tidy, unwrap_text
-from rewards.answers.row import column, right_answer, right_or_wrong
+from rewards.answers.row import column, right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
@@ -41,7 +41,7 @@ def build(options: Options) -> Verifier:
     def judge(item: ScoreItem) -> Verdict:
         texts = _texts(column(item, options.options_column)) if options.options_column else {}
         letters = "".join(texts) or LETTERS[: options.num_options]
-        wanted = _wanted(right_answer(item, options.answer_marker), texts, letters)
+        wanted = _wanted(wanted_answer(item.answer, options.answer_marker), texts, letters)
         given = marked_part(item.text, options.answer_marker)
         chosen = _chosen(given, texts, letters)
         return right_or_wrong(chosen == wanted, answered=float(chosen is not None))

@@ -18,7 +18,8 @@ from headrace.data.answer_text import without_thought
 from headrace.data.media import MediaError, MediaStore, data_url
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import column, right_answer
+from rewards.answers.final_answer import wanted_answer
+from rewards.answers.row import column
 from rewards.functions import coroutines
 from rewards.functions.arguments import InvalidRewardError, ScoringError
 from rewards.functions.results import Verdict
@@ -170,7 +171,7 @@ def prompt_images(item: ScoreItem) -> tuple[str, ...]:
 
 def _reference(item: ScoreItem, options: Options) -> str:
     if options.reference_column is None:
-        return right_answer(item)
+        return wanted_answer(item.answer, None)
     return _text(column(item, options.reference_column), options.reference_column)
 
 

@@ -14,10 +14,10 @@ from headrace.config.sections.base import StrictModel
 from headrace.data.answer_text import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.answer_lists import split_name
-from rewards.answers.final_answer import find
+from rewards.answers.final_answer import find, wanted_answer
 from rewards.answers.notation import bare_text, tidy
 from rewards.answers.quantity import Quantity, read_quantity
-from rewards.answers.row import right_answer, right_or_wrong
+from rewards.answers.row import right_or_wrong
 from rewards.answers.units import read_unit
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
@@ -50,7 +50,7 @@ def build(options: Options) -> Verifier:
     """Build the verifier. The part `error`: the relative difference, if there is one."""
 
     def judge(item: ScoreItem) -> Verdict:
-        wanted = _quantity(right_answer(item, options.answer_marker))
+        wanted = _quantity(wanted_answer(item.answer, options.answer_marker))
         if wanted is None:
             raise ValueError(f"the right answer {item.answer[:60]!r} is not one number")
         given = _given(marked_part(item.text, options.answer_marker))

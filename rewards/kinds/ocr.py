@@ -13,7 +13,7 @@ from headrace.config.sections.base import StrictModel
 from headrace.data.answer_text import said_part
 from headrace.data.edit_distance import edit_distance
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import right_answer
+from rewards.answers.final_answer import wanted_answer
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
@@ -42,7 +42,7 @@ def build(options: Options) -> Verifier:
         return text.casefold() if options.ignore_case else text
 
     def judge(item: ScoreItem) -> Verdict:
-        wanted = plain(right_answer(item, options.answer_marker))
+        wanted = plain(wanted_answer(item.answer, options.answer_marker))
         found = plain(said_part(item.text, options.thought, options.answer_marker))
         edits = edit_distance(found, wanted)
         score = 1 - edits / max(len(found), len(wanted))

@@ -14,7 +14,8 @@ from headrace.config.sections.base import StrictModel
 from headrace.data.answer_text import marked_part
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import right_answer, right_or_wrong
+from rewards.answers.final_answer import wanted_answer
+from rewards.answers.row import right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
@@ -52,9 +53,9 @@ def build(options: Options) -> Verifier:
     def judge(item: ScoreItem) -> Verdict:
         given = _plain(marked_part(item.text, options.answer_marker), options)
         if options.match == "exact":
-            right = right_answer(item, options.answer_marker)
+            right = wanted_answer(item.answer, options.answer_marker)
             return right_or_wrong(_folded(given, options) == _folded(right, options))
-        wanted = pattern or _of_row(right_answer(item), options)
+        wanted = pattern or _of_row(wanted_answer(item.answer, None), options)
         found = wanted.search(given) if options.match == "regex" else wanted.fullmatch(given)
         filled = found.groups() if found and options.match == "format" else ()
         if found is None or not all(part and part.strip() for part in filled):
@@ -62,7 +63,7 @@ def build(options: Options) -> Verifier:
         group = options.answer_group
         said = None if group is None else _folded(found[group] or "", options)
         marker = options.answer_marker
-        if said is None or said == _folded(right_answer(item, marker), options):
+        if said is None or said == _folded(wanted_answer(item.answer, marker), options):
             return right_or_wrong(True, format=1.0)
         return Verdict(options.format_reward, False, {"correct": 0.0, "format": 1.0})
 

@@ -37,7 +37,6 @@ MAX_IDLE_DEATHS = 5
 GRACE_S = 2.0
 """Seconds over the deadline of an item after which a child is stuck."""
 
-Status = Literal["ok", "timeout", "crashed", "invalid"]
 FastPath = Callable[[ScoreItem], Outcome | None]
 Judge = Callable[[ScoreItem], bool | None]
 
