@@ -58,7 +58,7 @@ def read_listing(text: str) -> Listing | None:
     text = strip_braces(text)
     if match := _CASES.fullmatch(text):
         text = match[1].replace("&", "").replace("\\\\", ";")
-    opening, closing = _brackets(text)
+    opening, closing = brackets(text)
     inner = text[len(opening) : len(text) - len(closing)] if opening else text
     items = _split(_BOTH.sub("", inner), inside=bool(opening))
     items = [variant for item in items for variant in _variants(item)]
@@ -111,7 +111,7 @@ def _squeezed(name: str) -> str:
     return re.sub(r"\([a-zA-Z]\)$", "()", name)
 
 
-def _brackets(text: str) -> tuple[str, str]:
+def brackets(text: str) -> tuple[str, str]:
     """The brackets around the whole of a text, empty where there are none."""
     first = _TOKEN.match(text)
     if first is None or first[0] not in ("(", "[", "\\{", "\\langle"):

@@ -13,6 +13,7 @@ from headrace.data.answer_text import answer_after
 from rewards.answers import answer_lists, formula
 from rewards.answers.answer_lists import (
     Listing,
+    brackets,
     interval_of,
     is_surely_interval,
     names_of,
@@ -279,16 +280,9 @@ def _ends(listing: Listing) -> tuple[bool, bool]:
 
 
 def _without_parentheses(text: str) -> str:
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for at, char in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(char, 0)
-        if depth == 0:
-            # A letter between them is a choice.
-            inner = text[1:-1].strip()
-            return inner if at == len(text) - 1 and len(inner) > 1 else text
-    return text
+    inner = text[1:-1].strip()
+    # A letter between them is a choice.
+    return inner if brackets(text) == ("(", ")") and len(inner) > 1 else text
 
 
 def _is_equation(text: str) -> bool:
