@@ -74,15 +74,13 @@ def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
         return chosen == choice[0]
     likely, end = tidy(found.answer), tidy(stated_value(found.around))
-    if found.certainty == "perhaps" and all(map(_is_numeric, filter(None, (likely, wanted)))):
-        # One answer alone: the number that is stated last, else the one that is set apart.
-        if end and _is_numeric(end):
+    # One answer alone: the number that is stated last, else the one that is set apart.
+    if all(map(_is_numeric, filter(None, (likely, wanted)))):
+        if found.certainty == "perhaps" and end and _is_numeric(end):
             return _same(wanted, end)
         if likely:
             return _same(wanted, likely)
     if likely:
-        if found.certainty == "likely" and _is_numeric(wanted) and _is_numeric(likely):
-            return _same(wanted, likely)
         if found.certainty == "perhaps" and end and not _LONG_WORD.search(_COMMAND.sub("", end)):
             return _same(wanted, end)  # One answer alone: what is stated last.
         if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
