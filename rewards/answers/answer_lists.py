@@ -8,8 +8,6 @@ between digits separates thousands where it can (`58,500`), and items everywhere
 import re
 from dataclasses import dataclass
 
-from rewards.answers.notation import strip_braces
-
 MOST_ITEMS = 64
 
 _WORD_BETWEEN = re.compile(
@@ -111,16 +109,23 @@ def _squeezed(name: str) -> str:
     return re.sub(r"\([a-zA-Z]\)$", "()", name)
 
 
+def strip_braces(text: str) -> str:
+    """The text without braces that enclose the whole of it."""
+    while brackets(text) == ("{", "}"):
+        text = text[1:-1].strip()
+    return text
+
+
 def brackets(text: str) -> tuple[str, str]:
     """The brackets around the whole of a text, empty where there are none."""
     first = _TOKEN.match(text)
-    if first is None or first[0] not in ("(", "[", "\\{", "\\langle"):
+    if first is None or first[0] not in ("(", "[", "{", "\\{", "\\langle"):
         return "", ""
     depth = 0
     for match in _TOKEN.finditer(text):
         depth += _step(match[0])
         if depth == 0:
-            whole = match.end() == len(text) and match[0] in (")", "]", "\\}", "\\rangle")
+            whole = match.end() == len(text) and match[0] in (")", "]", "}", "\\}", "\\rangle")
             return (first[0], match[0]) if whole else ("", "")
     return "", ""
 
@@ -169,8 +174,7 @@ def _separators(text: str) -> list[tuple[int, str]]:
 
 def _outside(text: str, match: re.Match[str]) -> bool:
     """Return whether a sign stands outside all brackets."""
-    before = text[: match.start()]
-    return sum(_step(token[0]) for token in _TOKEN.finditer(before)) == 0
+    return sum(_step(token[0]) for token in _TOKEN.finditer(text, 0, match.start())) == 0
 
 
 def _cut(text: str, places: list[int]) -> list[str]:

@@ -19,11 +19,12 @@ from rewards.answers.answer_lists import (
     names_of,
     read_listing,
     split_name,
+    strip_braces,
     union_of,
 )
 from rewards.answers.choices import LETTERS, read_letter, said_letter
 from rewards.answers.final_answer import FinalAnswer, find, stated_value, wanted_answer
-from rewards.answers.notation import bare_text, squeeze, strip_braces, tidy, unwrap_text
+from rewards.answers.notation import bare_text, squeeze, tidy, unwrap_text
 from rewards.answers.quantity import read_quantity, same_quantity
 
 LONGEST = 4000

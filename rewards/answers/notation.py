@@ -67,7 +67,6 @@ _REPEATING = re.compile(
     r"(?<![0-9.,])([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar)\s*\{\s*([0-9]{1,9})\s*\}"
 )
 _EMPHASIS = re.compile(r"(\*\*\*|\*\*|__|\*|_|`)(?=\S)(.+?)(?<=\S)\1[.,:;]?")
-_BRACES = {"{": 1, "}": -1}
 
 
 def tidy(text: str) -> str:
@@ -109,22 +108,3 @@ def bare_text(text: str) -> str:
     if match and re.search(r"^\s*[-+.]?[0-9]|,|\b(?:and|or)\b", match[1]):
         return match[1].strip()
     return text
-
-
-def strip_braces(text: str) -> str:
-    """The text without braces that enclose the whole of it."""
-    while text.startswith("{") and text.endswith("}") and _closes_at(text) == len(text) - 1:
-        text = text[1:-1].strip()
-    return text
-
-
-def _closes_at(text: str) -> int:
-    depth = 0
-    for at, char in enumerate(text):
-        # Braces with a backslash are signs of the answer; they come in pairs of their own.
-        if at and text[at - 1] == "\\":
-            continue
-        depth += _BRACES.get(char, 0)
-        if depth == 0:
-            return at
-    return -1
