@@ -49,9 +49,9 @@ class _CountBounds(StrictModel):
     """At most this many."""
 
     def hold(self, count: int) -> bool:
-        """Return whether a count is within the bounds."""
-        low = self.min is None or count >= self.min
-        return low and (self.max is None or count <= self.max)
+        """Return whether a count is within the bounds; without any, whether there is one."""
+        least = self.min or int(self.min is None and self.max is None)
+        return count >= least and (self.max is None or count <= self.max)
 
 
 class Length(_CountBounds):
@@ -84,10 +84,8 @@ class Keywords(_CountBounds):
 
     def passes(self, text: str) -> bool:
         """Return whether each word stands in the text often enough."""
-        counts = [_occurrences(text, word, self.ignore_case) for word in self.words]
-        if self.min is None and self.max is None:
-            return all(counts)
-        return all(self.hold(count) for count in counts)
+        counts = (_occurrences(text, word, self.ignore_case) for word in self.words)
+        return all(map(self.hold, counts))
 
 
 class ForbiddenWords(StrictModel):
@@ -159,8 +157,7 @@ class Bullets(_CountBounds):
 
     def passes(self, text: str) -> bool:
         """Return whether the number is within the bounds; without bounds, at least one."""
-        count = len(_BULLET.findall(text))
-        return count > 0 if self.min is None and self.max is None else self.hold(count)
+        return self.hold(len(_BULLET.findall(text)))
 
 
 class Script(StrictModel):
