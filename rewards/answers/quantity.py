@@ -23,7 +23,9 @@ _LAYOUT = re.compile(r"\\[!,;: $]|\\left|\\right|\\displaystyle|\\[()\[\]]|[$\s]
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(rf"(?P<sign>[-+]?)(?P<whole>{_INTEGER})?(?:\.(?P<places>[0-9]*))?")
 _SLASH = re.compile(rf"([-+]?)({_INTEGER})/({_INTEGER})")
-_FRAC = re.compile(rf"([-+]?)\\[cdt]?frac(?:\{{({_INTEGER})\}}\{{({_INTEGER})\}}|([0-9])([0-9]))")
+_FRAC = re.compile(
+    rf"([-+]?)\\[cdt]?frac(?:\{{([-+]?{_INTEGER})\}}\{{({_INTEGER})\}}|([0-9])([0-9]))"
+)
 _POWER = re.compile(
     r"(?P<number>[-+]?[0-9.,]+)(?:[eE]|(?:\*|\\times|\\cdot)10\^)\{?(?P<power>[-+]?[0-9]{1,3})\}?"
 )
@@ -192,10 +194,6 @@ def _value(match: re.Match[str]) -> Fraction | None:
         power = f"1*{match['power']}" if match["power"] else match["decimal"]
         text = match["fraction"] or power or match["spaced"].replace(" ", "")
         number = read_number(text)
-        if number is None and match["fraction"]:
-            # A sign above the line: `\\frac{-3}{4}`.
-            above, below = map(int, re.findall(r"[-+]?[0-9]+", text)[:2])
-            number = Fraction(above, below) if below else None
     if number is None:
         return None
     return -number if match["sign"] == "-" else number
