@@ -39,6 +39,7 @@ _NO_SIGNS = re.compile(r"[^\W\d_](?:[^\W\d_]|['\u2019 ,.-])*")
 _CLOSES = {"(": ")", "[": "]", "\\langle": "\\rangle"}
 _LED_BY_LETTER = re.compile(r"(?:\\text\{)?\(?[A-J][).:]")
 _ARTICLE = re.compile(r"^(?:the|a|an)\s+")
+_EQUALS = re.compile(r"(?<![<>!\\])=")
 
 
 def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
@@ -123,7 +124,7 @@ def _same_names(wanted: str, given: str, depth: int) -> bool:
         if name and called and name != called:
             return formula.equal(wanted, given)
         if (value, said) != (wanted, given):
-            if (not called and _is_equation(said)) or (not name and _is_equation(value)):
+            if (not called and _EQUALS.search(said)) or (not name and _EQUALS.search(value)):
                 return formula.equal(wanted, given)
             return _same(value, said, depth + 1)
         return _same_single(wanted, given, given_list, depth)
@@ -282,7 +283,3 @@ def _without_parentheses(text: str) -> str:
     inner = text[1:-1].strip()
     # A letter between them is a choice.
     return inner if brackets(text) == ("(", ")") and len(inner) > 1 else text
-
-
-def _is_equation(text: str) -> bool:
-    return re.search(r"(?<![<>!\\])=", text) is not None

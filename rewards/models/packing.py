@@ -88,10 +88,7 @@ def _pack(
     rows = [row for unit in units for row in unit.rows]
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index].ids))
     lengths = [len(rows[index].ids) for index in order]
-    starts, begin = [0] * len(rows), 0
-    for index, length in zip(order, lengths, strict=True):
-        starts[index] = begin
-        begin += length
+    starts = dict(zip(order, accumulate(lengths, initial=0), strict=False))
     reads = [starts[i] + place for i, row in enumerate(rows) for place in row.places]
     targets = [target for row in rows for target in row.targets]
 

@@ -64,9 +64,7 @@ def _is_list(file: Path, stream: TextIO) -> bool:
     if file.suffix != ".json":
         return False
     try:
-        head = stream.readline()
-        while head and not head.strip():
-            head = stream.readline()
+        head = next(filter(str.strip, stream), "")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}, after row 0: cannot be read ({error})") from error
     stream.seek(0)
