@@ -78,11 +78,9 @@ def split_name(text: str) -> tuple[str, str]:
     begins, ends = [0, *(m.end() for m in places)], [*(m.start() for m in places), len(text)]
     parts = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
     name = parts[0].strip()
-    named = bool(name) and _NAME.fullmatch(name) is not None
-    if not named:
+    if name and _NAME.fullmatch(name) is None:
         # An exact value and what it is about: the exact one counts.
-        about = relations[0].startswith("\\approx") and name
-        return ("", name) if about else ("", text)
+        return "", name if relations[0].startswith("\\approx") else text
     for relation, part in zip(relations[1:], parts[1:], strict=False):
         if relation.startswith("\\approx"):
             return _squeezed(name), part.strip()

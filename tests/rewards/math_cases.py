@@ -101,6 +101,8 @@ RIGHT = {
         (r"\frac{2}{7}", r"\boxed{k = \frac{2}{7} \approx 0.2857}"),
         (r"\frac{\sqrt{5}}{2}", r"\boxed{\frac{\sqrt{5}}{2} \approx 1.118}"),
         ("9", r"\boxed{a + b = 4 + 5 = 9}"),
+        ("12", r"\boxed{\approx 12}"),
+        ("12", r"\boxed{= 12}"),
         ("3", r"\boxed{\log_2 8 = 3}"),
         (r"\binom{6}{2}", r"\boxed{15}"),
         ("yes", r"\boxed{Yes}"),
