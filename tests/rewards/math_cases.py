@@ -31,6 +31,7 @@ RIGHT = {
         (r"\frac{-5}{9}", r"\boxed{-\dfrac{5}{9}}"),
         (r"\frac 35", r"\boxed{\frac{3}{5}}"),
         ("2.4e5", r"\boxed{2.4 \times 10^5}"),
+        ("2.4e5", r"\boxed{2.4 x 10^5}"),
         (r"6.02 \cdot 10^{3}", r"\boxed{6020}"),
         (r"1.6 \times 10^{-19}", r"\boxed{\frac{1.6}{10^{19}}}"),
         ("40000", r"\boxed{4(10^4)}"),

@@ -26,6 +26,7 @@ SAME = [
     ("0.001 m", "\\boxed{10^{-3} \\text{ m}}"),
     ("10^5", "\\boxed{100000}"),
     ("2000000 N", "The force is 2 \\times 10^6 N, roughly"),
+    ("2000000 N", "The force is about 2 x 10^6 N"),
     ("5 kg m^2/s^2", "\\boxed{5 \\text{ J}}"),
     ("25 degrees Celsius", "25\u00b0C"),
     ("10.8 km/h", "3 \\text{ m}/\\text{s}"),
