@@ -87,7 +87,7 @@ def _is_module(name: str, texts: Iterable[str]) -> bool:
 
     Were it the program's, that would measure itself (mbpp/596 asks for `sys.getsizeof`)."""
     wholes = (node.value for node in nodes_of(texts) if isinstance(node, ast.Attribute))
-    used = {whole.id for whole in wholes if isinstance(whole, ast.Name)}
+    used = (whole.id for whole in wholes if isinstance(whole, ast.Name))
     return name in sys.stdlib_module_names and name in used
 
 

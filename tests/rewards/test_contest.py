@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
-from rewards.kinds.contest import Contest, ContestTest, read_contest, run_contest, same_output
+from rewards.kinds.contest import (
+    Contest,
+    ContestTest,
+    function_program,
+    read_contest,
+    run_contest,
+    same_output,
+)
 from rewards.kinds.program import Options, build
 from rewards.verifier import Verifier
+from sandbox.checker import nodes_of
 from sandbox.limits import Program, ProgramResult
 from tests.rewards.items import item
 
@@ -75,6 +83,13 @@ def test_tests_without_sense_are_an_error_of_the_row(columns: dict[str, Any], re
 )  # fmt: skip
 def test_outputs_may_differ_in_blanks_at_the_end(given: str, same: bool) -> None:
     assert same_output(given, "3\n7\n") is same
+
+
+def test_data_of_calls_are_not_compiled() -> None:
+    tests = {"fn_name": "count", "inputs": [[list(range(9999))]], "outputs": [9999]}
+    program = function_program("", read({"input_output": tests}), lambda code, name: False)
+    assert program.checks is not None
+    assert len(list(nodes_of(program.checks.each))) < 50
 
 
 @pytest.fixture(scope="module")
