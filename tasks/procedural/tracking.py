@@ -16,6 +16,7 @@ they fail. Half of the swaps move the object, so that neither keeping nor moving
 import re
 import string
 from dataclasses import dataclass
+from functools import reduce
 from random import Random
 
 from tasks.procedural.base import Phase, ProceduralTask
@@ -76,10 +77,7 @@ def read_prompt(prompt: str) -> TrackingProblem:
 def solve(prompt: str) -> str:
     """The cup the object ends under."""
     problem = read_prompt(prompt)
-    cup = problem.start
-    for swap in problem.swaps:
-        cup = follow(cup, swap)
-    return str(cup)
+    return str(reduce(follow, problem.swaps, problem.start))
 
 
 def write_steps(problem: TrackingProblem, rng: Random, slip: float = 0.0) -> str:
