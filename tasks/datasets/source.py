@@ -198,8 +198,9 @@ def load_dataset_source(task: DatasetConfig, seed: int) -> DatasetSource:
         training, evaluation = split_by_hash(rows, task.eval_fraction)
     else:
         evaluation = _read(task, task.eval_path, None)
-        held_out = {prompt_text(row.prompt) for row in evaluation}
-        training = [row for row in rows if prompt_text(row.prompt) not in held_out]
+        # A text and a message of the user's alone are one prompt.
+        held_out = {prompt_text(row.prompt).removeprefix("user: ") for row in evaluation}
+        training = [r for r in rows if prompt_text(r.prompt).removeprefix("user: ") not in held_out]
     return DatasetSource(training, evaluation, seed=seed)
 
 

@@ -159,6 +159,14 @@ def test_a_dataset_with_its_own_evaluation_file(tmp_path: Path) -> None:
     assert seen == {f"p{i}" for i in range(10)} - {"p3"}
 
 
+def test_a_text_and_a_message_of_it_are_one_prompt(tmp_path: Path) -> None:
+    train, held_out = write_file(tmp_path / "train.jsonl", ["p1", "p2"]), tmp_path / "eval.jsonl"
+    chat = {"prompt": [{"role": "user", "content": "p1"}], "answer": "1"}
+    held_out.write_text(json.dumps(chat))
+    task = DatasetConfig(kind="dataset", path=train, eval_path=str(held_out))
+    assert [row.prompt for row in build_source(task, seed=0).training_rows(9)] == ["p2"]
+
+
 def test_a_dataset_split_by_hash(tmp_path: Path) -> None:
     train = write_file(tmp_path / "train.jsonl", [f"p{i}" for i in range(300)])
     source = build_source(DatasetConfig(kind="dataset", path=train, limit=200), seed=0)

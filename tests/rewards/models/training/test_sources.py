@@ -48,7 +48,8 @@ def test_a_file_is_split_by_prompt_and_ties_are_counted(tmp_path: Path) -> None:
 
 def test_a_file_of_held_out_examples_shares_no_prompt(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", *map(preference, range(5)))
-    other = written(tmp_path / "b.jsonl", *map(preference, range(3, 9)))
+    chat = {**preference(0), "prompt": [{"role": "user", "content": "prompt 0"}]}
+    other = written(tmp_path / "b.jsonl", *map(preference, range(3, 9)), chat)
     found = read_examples(recipe(FileDataConfig(kind="file", path=path, eval_path=other)))
     assert [pair.prompt for pair in found.held_out] == [f"prompt {i}" for i in range(5, 9)]
     with pytest.raises(UserError, match="nothing is held out"):
