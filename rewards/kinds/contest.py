@@ -5,31 +5,39 @@ In: a row's columns. Out: a Contest, or None where the row has no such tests. Ro
 ground truth) and of CodeContests (`public_tests`, `private_tests`, `generated_tests`, each with
 `input` and `output`). With a function's name the tests are calls of it, run by the checker of a
 cell; else every test is a run of the program, which reads standard input and writes standard
-output. Blanks at the ends of lines and empty lines at the end do not count.
+output. Blanks at ends of lines, empty lines at the end and 1e-6 of a decimal do not count.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any, NamedTuple
 
 from sandbox.limits import Checks, Program, ProgramResult, Status
 
 RunProgram = Callable[[Program], ProgramResult]
 _GROUPS = ("public_tests", "private_tests", "generated_tests")
+_NUMBER = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
+_NEAR = {"rel_tol": 1e-6, "abs_tol": 1e-6}
 _SAME = """
 from json import loads as _loads  # data are texts: to compile them takes of the program's time
-
-
-def _plain(value):
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return {str(k): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+from math import isclose
 
 
 def _same(given, wanted):
-    given = _plain(given)
-    return given == wanted or (isinstance(wanted, list) and len(wanted) == 1 and given == wanted[0])
+    if isinstance(wanted, list) and isinstance(given, (list, tuple)):
+        return len(given) == len(wanted) and all(map(_same, given, wanted))
+    if isinstance(wanted, dict) and isinstance(given, dict):
+        given = {str(k): v for k, v in given.items()}
+        return given.keys() == wanted.keys() and all(_same(given[k], wanted[k]) for k in wanted)
+    near = isinstance(wanted, float) and isinstance(given, (int, float))
+    return given == wanted or (near and isclose(given, wanted, rel_tol=1e-6, abs_tol=1e-6))
+
+
+def _right(given, wanted):
+    return _same(given, wanted) or (isinstance(wanted, list) and _same([given], wanted))
 """
 
 
@@ -118,15 +126,13 @@ def _text(value: Any) -> str:
 
 
 def same_output(given: str, wanted: str) -> bool:
-    """Return whether outputs are equal but for trailing blanks and empty lines."""
-    return _lines(given) == _lines(wanted)
-
-
-def _lines(text: str) -> list[str]:
-    lines = [line.rstrip() for line in text.splitlines()]
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
+    """Return whether outputs are equal but for trailing blanks, empty lines, 1e-6 of a decimal."""
+    trimmed = ("\n".join(map(str.rstrip, text.splitlines())) for text in (given, wanted))
+    said, right = (_NUMBER.split(text.rstrip("\n")) for text in trimmed)
+    pairs = zip(said[1::2], right[1::2], strict=False)
+    return said[::2] == right[::2] and all(
+        a == b or ("." in b and isclose(float(a), float(b), **_NEAR)) for a, b in pairs
+    )
 
 
 def function_program(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> Program:
@@ -140,7 +146,7 @@ def function_program(code: str, contest: Contest, defines: Callable[[str, str], 
     for test in contest.tests:
         arguments = test.given if isinstance(test.given, list) else [test.given]
         given, wanted = (f"_loads({json.dumps(each)!r})" for each in (arguments, test.wanted))
-        checks.append(f"assert _same({call}(*{given}), {wanted})")
+        checks.append(f"assert _right({call}(*{given}), {wanted})")
     return Program(code, checks=Checks(tuple(checks), setup=_SAME, names=(owner,)))
 
 

@@ -26,6 +26,7 @@ ADDS = "```python\na, b = map(int, input().split())\nprint(a + b, '')\n```"
 READS = {"inputs": ["1 2\n", ["3 4"]], "outputs": ["3\n", ["7"]]}
 CALLS = {"fn_name": "pairs", "inputs": [[[1, 2], 2], [[], 1]], "outputs": [[[1, 1], [2, 2]], []]}
 INFINITE = {"fn_name": "limit", "inputs": [[1], [2]], "outputs": [float("inf"), float("nan")]}
+THIRDS = {"fn_name": "third", "inputs": [[1], [2]], "outputs": [[0.333333333], [0.6667]]}
 PAIRS = (
     "class Solution:\n    def pairs(self, items, k):\n        return [(i,) * k for i in items]\n"
 )
@@ -92,6 +93,13 @@ def test_data_of_calls_are_not_compiled() -> None:
     assert len(list(nodes_of(program.checks.each))) < 50
 
 
+def test_a_decimal_may_be_a_millionth_off() -> None:
+    for given, wanted in (("1 0.5000004\n", "1 0.5"), ("3", "3.0"), ("2e-7", "0.0")):
+        assert same_output(given, wanted)
+    for given, wanted in (("1 0.50001", "1 0.5"), ("2 0.5", "1 0.5"), ("3.0", "3"), ("x", "0.5")):
+        assert not same_output(given, wanted)
+
+
 @pytest.fixture(scope="module")
 def verifiers() -> Iterator[dict[str, Verifier]]:
     try:
@@ -115,6 +123,7 @@ def verifiers() -> Iterator[dict[str, Verifier]]:
         (PAIRS.replace("(i,) * k", "(i,)"), CALLS, 0.5),
         ("def pairs(items, k):\n    return [[i] * k for i in items]", CALLS, 1.0),
         ("no code", CALLS, 0.0),
+        ("def third(n):\n    return [n / 3]", THIRDS, 0.5),
         # Infinity is what it is, whatever the program calls so; NaN is never right.
         ("def limit(n):\n    return float('inf') if n == 1 else float('nan')", INFINITE, 0.5),
         ("inf = nan = 3\ndef limit(n):\n    return 3", INFINITE, 0.0),
