@@ -222,7 +222,8 @@ def _same_lists(
     if first.ordered and second.ordered:
         # Two items between brackets may be an interval; more are a point, however it is written.
         point = len(first.items) > 2 and second.closing == _CLOSES[second.opening]
-        if not point and _ends(first) != _ends(second):
+        one, other = ((each.opening == "[", each.closing == "]") for each in (first, second))
+        if not point and one != other:
             return False
         return _in_order(first.items, second.items, depth)
     if first.ordered:
@@ -272,11 +273,6 @@ def _unnamed(items: tuple[str, ...]) -> tuple[str, ...]:
 
 def _distinct(items: tuple[str, ...]) -> tuple[str, ...]:
     return tuple({squeeze(item): item for item in items}.values())
-
-
-def _ends(listing: Listing) -> tuple[bool, bool]:
-    """Return for both brackets whether they are square."""
-    return listing.opening == "[", listing.closing == "]"
 
 
 def _without_parentheses(text: str) -> str:

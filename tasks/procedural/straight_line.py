@@ -21,6 +21,7 @@ SLIP)^n of all cases.
 import re
 import string
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 
 from tasks.procedural.base import Phase, ProceduralTask
@@ -116,12 +117,8 @@ def code_lines(response: str) -> list[str]:
 def right_lines(prompt: str, response: str) -> int:
     """Number of code lines before the first with a wrong label or register."""
     expected = zip(LABELS, registers(read_prompt(prompt)), strict=False)
-    count = 0
-    for line, right in zip(code_lines(response), expected, strict=False):
-        if _written(line) != right:
-            break
-        count += 1
-    return count
+    pairs = zip(map(_written, code_lines(response)), expected, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def passes(prompt: str, response: str) -> bool:
