@@ -6,7 +6,6 @@ never a weight.
 
 import json
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +101,7 @@ def tensor_sizes(folder: Path) -> dict[str, int]:
     header: dict[str, dict[str, list[int]]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
+            length = int.from_bytes(stream.read(8), "little")
             header |= json.loads(stream.read(min(length, 64 * MIB)))
     header.pop("__metadata__", None)
     return {name: math.prod(tensor["shape"]) for name, tensor in header.items()}

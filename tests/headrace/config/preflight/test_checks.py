@@ -232,6 +232,14 @@ def test_the_model_folder_must_be_one(recipe: Path) -> None:
         check_model(config)
 
 
+@pytest.mark.parametrize("rest", [b"", b"\0\0\0"])
+def test_weights_that_were_cut_off_are_one_line(recipe: Path, rest: bytes) -> None:
+    config = load_recipe(recipe)
+    Path(config.model.path, "model.safetensors").write_bytes(rest)
+    with pytest.raises(UserError, match=r"model\.path = .*cannot read it"):
+        check_model(config)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "on_gpu", "expected"),
     [
