@@ -39,7 +39,7 @@ with lasting():
     from headrace.protocol.messages.control import WeightNotice, weights_digest
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
     from headrace.protocol.transport.sockets import Router
-    from headrace.run_files.run_folder import COORDINATOR_FILE, MEDIA, write_atomically
+    from headrace.run_files.run_folder import COORDINATOR_FILE, MEDIA, read_config, write_atomically
     from storage.database.engine import DatabaseAwayError
     from storage.run_store import START_BYTES, RunStore
 
@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     memory.give_back()
     stack_dumps.log_and_listen()
     try:
-        config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
+        config = read_config(arguments.run_dir)
         if arguments.patient and (problem := lack_of_room(arguments.run_dir, START_BYTES)):
             _wait_for_room(arguments.run_dir, problem)
         options = {"resume": arguments.resume, "host": arguments.announce}

@@ -31,6 +31,7 @@ with lasting():
     from headrace.protocol.messages.control import Trouble
     from headrace.protocol.transport.endpoints import identity_of
     from headrace.protocol.transport.sockets import Link
+    from headrace.run_files.run_folder import read_config
     from learner.device import choose_device
     from learner.loop import run_loop
     from learner.models.deepspeed_engine import join_ranks
@@ -78,7 +79,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> None:
-    config = RunConfig.model_validate_json((options.run_dir / "resolved.json").read_text())
+    config = read_config(options.run_dir)
     if options.world_size != config.learner.ranks:
         raise UserError(f"--world-size {options.world_size}, but learner.ranks is "
                         f"{config.learner.ranks}")  # fmt: skip

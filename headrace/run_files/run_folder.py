@@ -204,7 +204,7 @@ def _read(path: Path, kind: type[Config]) -> Config:
     from pydantic import ValidationError
 
     try:
-        return kind.model_validate_json(path.read_text())
+        return kind.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         line = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read by this version: {line}") from error

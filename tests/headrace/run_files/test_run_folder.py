@@ -81,9 +81,10 @@ def test_a_run_has_one_supervisor(config: RunConfig) -> None:
     assert not run_folder.is_running(run_dir)
 
 
-def test_a_folder_of_another_version_is_refused(config: RunConfig) -> None:
+@pytest.mark.parametrize("data", [b'{"name": "x"}', b'{"name": "\xff"}', b""])
+def test_a_folder_of_another_version_is_refused(config: RunConfig, data: bytes) -> None:
     run_dir = run_folder.make_run_folder(config)
-    (run_dir / "resolved.json").write_text('{"name": "x"}')
+    (run_dir / "resolved.json").write_bytes(data)
     with pytest.raises(UserError, match="cannot be read by this version"):
         run_folder.read_config(run_dir)
 
