@@ -73,7 +73,7 @@ _NOT_TOML = (ValueError, RecursionError)
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows mark it
     except FileNotFoundError as error:
         found = sorted(str(other) for other in path.parent.glob("*.toml"))
         near = difflib.get_close_matches(str(path), found, n=1, cutoff=0.5)

@@ -98,6 +98,12 @@ def test_a_missing_or_broken_file_is_named(recipe: Path) -> None:
         load_recipe(recipe.parent)
 
 
+def test_a_recipe_of_a_windows_editor_is_read(recipe: Path) -> None:
+    before = load_recipe(recipe)
+    recipe.write_bytes(b"\xef\xbb\xbf" + recipe.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_recipe(recipe) == before
+
+
 @pytest.mark.parametrize("value", ["9" * 5_000, "[" * 5_000], ids=["digits", "brackets"])
 def test_what_is_too_long_for_the_reader_is_one_line(recipe: Path, value: str) -> None:
     assert parse_value(value) == value
