@@ -7,6 +7,7 @@ datasets resolved against the recipe's folder, then the working directory. Every
 
 import difflib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ NULL = "null"
 PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
     "data.lists",
-    "environment.name", "algorithm.kl.reference_path",
+    "environment.name", "algorithm.kl.reference_path", "transport.curve_keys",
 )  # fmt: skip
 JUDGE_PATH_KEYS = ("path", "chat_template")
 PATH_OPTIONS = {
@@ -62,6 +63,8 @@ def _tables(path: Path, overrides: Sequence[str]) -> tuple[Table, dict[str, str]
     """The tables of a recipe with overrides on top, and what these changed."""
     table = read_toml(path)
     changed = merge_overrides(table, overrides)
+    folders = {key: table[key] for key in ("root", "out") if isinstance(table.get(key), str)}
+    table |= {key: os.path.expanduser(folder) for key, folder in folders.items()}
     resolve_paths(table, [path.resolve().parent, Path.cwd()])
     return table, changed
 

@@ -167,6 +167,19 @@ def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(
     assert environment.name == "search", "a built-in name is no path"
 
 
+def test_a_home_is_no_folder_of_the_name_tilde(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing need be there yet of a root."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_recipe(recipe, ["root=~/runs"]).root == f"{tmp_path}/runs"
+    assert load_recipe(recipe, ["root=~nobody-of-this-name/runs"]).root[0] == "~"
+    (tmp_path / "keys").mkdir()
+    for named in ("~/keys", "keys"):
+        transport = load_recipe(recipe, [f"transport.curve_keys={named}"]).transport
+        assert transport.curve_keys == f"{tmp_path}/keys"
+
+
 def test_a_key_of_an_unset_section_sets_it_again(recipe: Path) -> None:
     kl = load_recipe(recipe, ["algorithm.kl=null", "algorithm.kl.coef=0.5"]).algorithm.kl
     assert kl is not None
