@@ -32,11 +32,12 @@ def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:
 
 def keys_of(run_dir: Path, config: RunConfig) -> Path:
     """The folder of a run's keys: the one that the recipe names, or the run's own, also where the
-    run folder was moved or is seen under another path."""
-    named = config.transport.curve_keys
-    if named is None or Path(named).parts[-2:] == (run_dir.name, run_folder.KEYS):
-        return run_dir / run_folder.KEYS
-    return Path(named).resolve()
+    run folder was moved, renamed, or is seen under another path."""
+    own = run_dir / run_folder.KEYS
+    named = Path(config.transport.curve_keys or own)
+    is_renamed = named.name == own.name and own.is_dir() and not named.exists()
+    is_own = is_renamed or named.parts[-2:] == own.parts[-2:]
+    return own if is_own else named.resolve()
 
 
 def link_of(run_dir: Path) -> Link:

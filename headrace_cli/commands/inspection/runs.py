@@ -49,7 +49,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 
 def _print_lines(lines: list[dict[str, Any]]) -> None:
-    width = max(len(line["run_id"]) for line in lines)
+    width = max(len(line["run_dir"].name) for line in lines)
     console = Console()
     print_line(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
@@ -61,7 +61,7 @@ def _print_lines(lines: list[dict[str, Any]]) -> None:
 
 def _row(line: dict[str, Any], width: int) -> str:
     """One run as a line, with what is noted on it; of a folder that cannot be read, the reason."""
-    name = f"{line['run_id']:<{width}}  {line['status']:<11}"
+    name = f"{line['run_dir'].name:<{width}}  {line['status']:<11}"
     if line["status"] == "unreadable":
         return f"{name} {line['detail']}{_noted(line['notes'])}"
     found = [line["accuracy_before"], line["accuracy_after"]]

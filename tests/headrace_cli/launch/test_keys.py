@@ -66,9 +66,12 @@ def test_keys_that_the_recipe_names_are_used(
     assert not (run_dir / KEYS).exists()
 
 
-def test_a_run_folder_that_was_moved_keeps_its_keys(run_dir: Path, config: RunConfig) -> None:
+@pytest.mark.parametrize("name", [None, "another-name"])
+def test_a_run_folder_that_was_moved_keeps_its_keys(
+    run_dir: Path, config: RunConfig, name: str | None
+) -> None:
     started = with_keys(run_dir, config)
-    moved = run_dir.parent.parent / "elsewhere" / run_dir.name
+    moved = run_dir.parent.parent / "elsewhere" / (name or run_dir.name)
     moved.parent.mkdir()
     run_dir.rename(moved)
     assert with_keys(moved, started).transport.curve_keys == str(moved / KEYS)

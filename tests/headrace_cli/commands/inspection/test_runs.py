@@ -132,6 +132,16 @@ def test_a_word_that_is_older_than_a_repair_says_nothing(tmp_path: Path) -> None
     assert (line.sql, line.updates) == ("", 2)
 
 
+def test_a_renamed_run_is_listed_by_the_name_that_finds_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = write_run(tmp_path, "old-1", updates=2, roll_back_after=None)
+    run_dir.rename(tmp_path / "baseline")
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    name = capsys.readouterr().out.splitlines()[1].split()[0]
+    assert main(["show", name, "--root", str(tmp_path)]) == 0
+
+
 def test_a_run_that_has_no_database_yet_is_starting(tmp_path: Path) -> None:
     run_dir = make_run_folder(make_config(tmp_path))
     assert queries.list_runs(tmp_path)[0].status == queries.UNREADABLE
