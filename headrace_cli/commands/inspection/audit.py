@@ -5,6 +5,7 @@ wrong (with --repair: it cannot be resumed), 2 there is no run.
 """
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ def audit(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(to_builtins(report) | ({} if mended is None else {"repair": mended})))
     else:
-        _print(report)
+        with contextlib.suppress(SystemExit):  # rich's, where the pipe is closed
+            _print(report)
     if mended is not None:
         return 0 if mended["goes_on"] else 1
     return 0 if report.is_clean else 1

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
-from headrace.errors import UserError, visible
+from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
 from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, print_line
@@ -53,10 +52,10 @@ def _print_lines(lines: list[dict[str, Any]]) -> None:
     console = Console()
     print_line(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
-        text, is_read = _row(line, width), line["status"] != "unreadable"
-        console.print(Text(visible(text), "" if is_read else "dim"), soft_wrap=True)
+        is_read = line["status"] != "unreadable"
+        print_line(console, _row(line, width), "" if is_read else "dim")
         if line["sql"]:
-            console.print(Text(f"{'':<{width}}  {line['sql']}", "dim"), soft_wrap=True)
+            print_line(console, f"{'':<{width}}  {line['sql']}", "dim")
 
 
 def _row(line: dict[str, Any], width: int) -> str:

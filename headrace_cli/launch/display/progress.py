@@ -42,11 +42,11 @@ class Screen(Protocol):
         """No more will come."""
 
 
-def print_line(console: Console, text: str) -> None:
-    """Print a line without markup, colours, wrapping and unseen characters, if anybody takes it:
-    no run ends because of a full disk, a lost terminal or a closed pipe, at which rich exits."""
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is, without wrapping and unseen characters, if anybody takes it: no run
+    ends because of a full disk, a lost terminal or a closed pipe, at which rich exits."""
     with contextlib.suppress(OSError, SystemExit):
-        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(visible(text), style), soft_wrap=True)
 
 
 def share_done(config: RunConfig, status: Status) -> float | None:

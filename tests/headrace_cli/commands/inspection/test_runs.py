@@ -1,8 +1,11 @@
 """`headrace runs`: every folder is a line, whatever is in it."""
 
+import io
 import json
+import os
 import shutil
 import sqlite3
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -187,3 +190,25 @@ def test_an_evaluation_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert line.kind == "evaluation"
     assert main(["runs", "--root", str(tmp_path)]) == 0
     assert "(evaluation)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["runs"], ["audit", "latest"]])
+def test_a_reader_that_goes_away_changes_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """As in `headrace runs | head -1`."""
+
+    class OneLine(io.StringIO):
+        def write(self, text: str) -> int:
+            if "\n" in self.getvalue():
+                raise BrokenPipeError
+            return super().write(text)
+
+        def fileno(self) -> int:
+            return os.open(os.devnull, os.O_WRONLY)
+
+    write_run(tmp_path, "whole-1", updates=2, roll_back_after=None)
+    words = [*command, "--root", str(tmp_path)]
+    expected = main(words)
+    monkeypatch.setattr(sys, "stdout", OneLine())
+    assert main(words) == expected
