@@ -190,10 +190,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.filename is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename
+        if not (is_full or is_closed):
             raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}{error.strerror}", file=sys.stderr)
+        return 1 if is_full else 2
 
 
 if __name__ == "__main__":

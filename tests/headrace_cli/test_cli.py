@@ -142,6 +142,21 @@ def test_a_file_that_may_not_be_touched_is_one_line(
     assert line == f"error: /theirs/labels.jsonl.part: {os.strerror(number)}\n"
 
 
+def test_a_disk_without_room_is_one_line(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """As where a run that the disk ended is resumed before there is room: a write names no file."""
+
+    def full(run_dir: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run_dir = run_folder.make_run_folder(load_recipe(recipe, [f'root="{tmp_path}/runs"']))
+    monkeypatch.setattr("storage.queries.run_summary", full)
+    assert main(["show", str(run_dir)]) == 1
+    assert capsys.readouterr().err == f"error: {os.strerror(errno.ENOSPC)}\n"
+
+
 def test_overrides_stand_anywhere() -> None:
     found = parse(["train", "r.toml", "a.b=1", "--plain", "c=2", "--root", "x", "d=3"])
     assert found.recipe == "r.toml"
