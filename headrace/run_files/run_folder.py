@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import time
@@ -246,7 +247,8 @@ def locked(run_dir: Path) -> Iterator[None]:
         # `is_running` takes it for a moment, too.
         if not _taken_within(file, _LOOK_AGAIN_S):
             raise UserError(
-                f"{run_dir.name} is still going on; end it with: headrace stop {run_dir.name}"
+                f"{run_dir.name} is still going on; end it with: headrace stop "
+                f"{shlex.quote(str(run_dir))}"
             )
         yield
 

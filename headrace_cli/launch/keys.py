@@ -7,6 +7,7 @@ read that folder can join the run.
 """
 
 import json
+import shlex
 import socket
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def link_of(run_dir: Path) -> Link:
     bound, port = address.removeprefix("tcp://").rsplit(":", 1)
     if host == here and not run_folder.is_running(run_dir):
         raise UserError(
-            f"{run_dir.name} is not going on; go on with it: headrace train --resume {run_dir.name}"
+            f"{run_dir.name} is not going on; go on with it: headrace train --resume "
+            f"{shlex.quote(str(run_dir))}"
         )
     if host != here and is_loopback(bound):
         raise UserError(

@@ -98,7 +98,7 @@ def test_where_a_run_is(run_dir: Path, config: RunConfig) -> None:
     with pytest.raises(UserError, match="has not started"):
         link_of(run_dir)
     announce(run_dir, "tcp://0.0.0.0:7001")
-    with pytest.raises(UserError, match="is not going on"):
+    with pytest.raises(UserError, match=rf"is not going on; .* --resume {run_dir}$"):
         link_of(run_dir)
     with run_folder.locked(run_dir):
         assert link_of(run_dir) == Link("tcp://127.0.0.1:7001", limit, keys)
