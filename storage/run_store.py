@@ -20,7 +20,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 from headrace.config.sections.process import mask_password
 from headrace.config.sections.run import RunConfig
@@ -90,10 +90,11 @@ class RunStore:
                     values = json.loads(config.model_dump_json())
                     self._run = projection.register(connection, run_id, values)
                     seen = projection.next_offset(connection, self._run)
-        except DATABASE_AWAY_ERRORS as error:
-            raise DatabaseAwayError(
-                f"SQL in {self._sql} cannot be written ({first_line(error.orig)}): "
-                "make room there, or bring the server back, and start the run again"
+        except DBAPIError as error:
+            is_away = isinstance(error, DATABASE_AWAY_ERRORS)
+            raise (DatabaseAwayError if is_away else UserError)(
+                f"SQL in {self._sql} cannot be written ({first_line(error.orig)}): make room, "
+                f"bring the server back, or have `headrace audit {run_dir} --repair` make it anew"
             ) from error
         # Before anything is cut: SQL gets no record that is not safe in the journal.
         if seen > (rows := end_of(run_dir / "journal").rows):

@@ -92,6 +92,17 @@ def test_sql_is_rebuilt_from_the_journal(tmp_path: Path) -> None:
     assert len(before["trajectories"]) == 5
 
 
+def test_a_database_that_is_none_is_made_anew_by_a_repair(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    before = dump(run_dir)
+    (run_dir / "headrace.sqlite").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(UserError, match=rf"not a database\): .*headrace audit {run_dir} --repair"):
+        RunStore.open(run_dir)
+    assert repair(run_dir).made_anew
+    RunStore.open(run_dir).close()
+    assert dump(run_dir) == before
+
+
 @settings(deadline=None, max_examples=8)
 @given(st.lists(st.integers(0, len(flat())), max_size=3))
 def test_any_batching_and_reopening_gives_the_same_rows(
