@@ -8,6 +8,7 @@ with the number of the row from 1. A row that is a list of turns (ORZ) is the co
 import glob
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from itertools import chain
@@ -26,7 +27,7 @@ Record = dict[str, Any]
 
 def find_files(path: str) -> list[Path]:
     """The files that `path` names, sorted; a glob may name several."""
-    direct = Path(path).expanduser()
+    direct = Path(os.path.expanduser(path))
     if direct.is_file():
         files = [direct]
     elif direct.is_dir():

@@ -7,6 +7,7 @@ query are a list. Out: sessions and lists. Promises: what cannot be read is a Us
 file and row; what is empty (no text, no relevant or a repeated candidate) is left out and counted.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -77,7 +78,7 @@ def _rows(path: str) -> Iterator[tuple[str, Record | list[str]]]:
 
 def _files(path: str) -> list[Path]:
     """The files that a path names; one file may have any name."""
-    direct = Path(path).expanduser()
+    direct = Path(os.path.expanduser(path))
     return [direct] if direct.is_file() else find_files(path)
 
 

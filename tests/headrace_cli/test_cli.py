@@ -495,6 +495,7 @@ def test_benchmarks_are_named_with_hyphens_or_underscores(
 def test_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no folder of runs" in fails(capsys, "dashboard", str(tmp_path / "none"))
     assert "no benchmark 'nothing'" in fails(capsys, "bench", "nothing")
-    assert "no model folder" in fails(capsys, "eval", "/nowhere/at/all", "--task", "r.toml")
+    for model in ("/nowhere/at/all", "~nobody-of-this-name/model"):
+        assert "no model folder" in fails(capsys, "eval", model, "--task", "r.toml")
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == "0.1.0"

@@ -5,6 +5,7 @@ Only weights in safetensors, the configuration and the tokenizer are taken.
 """
 
 import json
+import os
 import re
 from pathlib import Path
 from textwrap import shorten
@@ -21,7 +22,7 @@ FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 def named_model(name: str) -> str:
     """The model folder, in full, or hub name that a user gave; UserError where it is neither."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir():
         return str(folder.resolve())
     if is_hub_name(name):

@@ -7,6 +7,7 @@ lists of candidates, as a table or JSON, and a TREC run file if asked.
 import argparse
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     if arguments.trec is not None and not (folder := arguments.trec.resolve().parent).is_dir():
         raise UserError(f"--trec {arguments.trec}: there is no folder {folder}; make it first")
-    source = Path(arguments.model).expanduser()
+    source = Path(os.path.expanduser(arguments.model))
     left_out: Counter[str] = Counter()
     lists = _lists(arguments.lists, left_out)
     scores = _read_run(source, lists) if source.is_file() else _scores(source, lists)

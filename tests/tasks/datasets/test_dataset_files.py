@@ -161,8 +161,9 @@ def test_bad_rows_name_file_and_row(tmp_path: Path, content: str, message: str) 
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
-        read_dataset(str(tmp_path / "none.jsonl"))
+    for path in (str(tmp_path / "none.jsonl"), "~nobody-of-this-name/none.jsonl"):
+        with pytest.raises(UserError, match="does not exist"):
+            read_dataset(path)
     with pytest.raises(UserError, match="is a folder"):
         read_dataset(str(tmp_path))
     for name, message in [
