@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from headrace.host.hardware import free_port
 from headrace.host.process_reaper import signal_groups
 from headrace_cli.launch.hosts import HOST, ResourceShare
@@ -49,10 +49,9 @@ def connect(address: str) -> Mapping[str, float]:
             socket.create_connection((host, int(port)), CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
-        line = str(error).splitlines()[0] if str(error) else "no answer"
         raise UserError(
-            f"no Ray cluster at {address!r} ({line}); start one with `ray start --head` and name "
-            "it by --address HOST:PORT"
+            f"no Ray cluster at {address!r} ({first_line(error)}); start one with `ray start "
+            "--head` and name it by --address HOST:PORT"
         ) from error
     return dict(ray.cluster_resources())
 

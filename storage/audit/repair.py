@@ -22,7 +22,7 @@ import pyarrow as pa
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from headrace.protocol.records.record_types import (
     AnyRecord,
     Forgotten,
@@ -177,8 +177,8 @@ class _ReplayTrial:
 
 
 def _text(read: JournalRecord, what: str, error: BaseException) -> str:
-    reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-    return f"record {read.offset}: {type(read.record).__name__} cannot {what}: {reason}"
+    name = type(read.record).__name__
+    return f"record {read.offset}: {name} cannot {what}: {first_line(error)}"
 
 
 # -- the journal that is kept ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.config.sections.reward_model import RewardModelConfig
 from headrace.config.sections.run import RunConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 C = TypeVar("C", RunConfig, RewardModelConfig)
@@ -81,7 +81,7 @@ def _local(key: str, path: str, *, download: bool) -> str:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         if not download:
             return path
-        reason = shorten(str(error).strip().splitlines()[0], 120, placeholder=" ...")
+        reason = shorten(first_line(error), 120, placeholder=" ...")
         raise UserError(
             f"{key} = {path!r}: no such model folder here, and the hub has no answer ({reason}); "
             "name a folder that has the model, or begin once where there is a network"

@@ -102,6 +102,5 @@ def translate(key: str) -> str | None:
         return None
     shown = "rollout.n" if name == "n" else name
     owner = known.peer.replace(" and ", "'s and ") + "'s"
-    if known.ours.startswith("no key"):
-        return f"{owner} {shown} has {known.ours} here"
-    return f"{owner} {shown} is {known.ours} here"
+    verb = "has" if known.ours.startswith("no key") else "is"
+    return f"{owner} {shown} {verb} {known.ours} here"
