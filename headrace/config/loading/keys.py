@@ -91,10 +91,6 @@ def _bounds(field: FieldInfo) -> str:
 def _default_text(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required"
-    if field.default is None:
-        return "null"
-    if isinstance(field.default, bool):
-        return str(field.default).lower()
-    if isinstance(field.default, str):
+    if field.default is None or isinstance(field.default, str | bool):
         return json.dumps(field.default, ensure_ascii=False)
     return str(list(field.default) if isinstance(field.default, tuple) else field.default)

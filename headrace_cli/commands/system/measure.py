@@ -2,11 +2,10 @@
 
 In: a recipe. Out: facts: speeds of generators and learner, what the learner computes for each loss
 token, seconds of an update, who is waited for, which key would change that most, and the memory
-that each role took. Three updates
-of the recipe itself are run, without warm-up, with a batch that such a machine should train in a
-minute; the run's folder is removed. The forecast takes seconds as proportional to tokens computed,
-a backward pass as two forward ones, answers as long as those that were seen, and the prompt of a
-group as computed once.
+that each role took. Three updates of the recipe itself are run, without warm-up, with a batch that
+such a machine should train in a minute; the run's folder is removed. The forecast takes seconds as
+proportional to tokens computed, a backward pass as two forward ones, answers as long as those that
+were seen, and the prompt of a group as computed once.
 """
 
 import argparse
