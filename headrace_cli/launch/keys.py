@@ -7,6 +7,7 @@ read that folder can join the run.
 """
 
 import json
+import os
 import shlex
 import socket
 from pathlib import Path
@@ -35,7 +36,7 @@ def keys_of(run_dir: Path, config: RunConfig) -> Path:
     """The folder of a run's keys: the one that the recipe names, or the run's own, also where the
     run folder was moved, renamed, or is seen under another path."""
     own = run_dir / run_folder.KEYS
-    named = Path(config.transport.curve_keys or own)
+    named = Path(os.path.expanduser(config.transport.curve_keys or own))
     is_renamed = named.name == own.name and own.is_dir() and not named.exists()
     is_own = is_renamed or named.parts[-2:] == own.parts[-2:]
     return own if is_own else named.resolve()

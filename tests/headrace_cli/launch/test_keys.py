@@ -56,6 +56,18 @@ def test_no_two_runs_share_keys(run_dir: Path, config: RunConfig) -> None:
     assert len(secrets) == 2
 
 
+@pytest.mark.parametrize("named", ["~/mine", "mine"])
+def test_keys_that_a_resume_names_are_used(
+    run_dir: Path, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """No shell expands the ~ of transport.curve_keys=~/mine."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    transport = config.transport.model_copy(update={"curve_keys": named})
+    found = with_keys(run_dir, config.model_copy(update={"transport": transport}))
+    assert found.transport.curve_keys == str(tmp_path / "mine")
+
+
 def test_keys_that_the_recipe_names_are_used(
     run_dir: Path, config: RunConfig, tmp_path: Path
 ) -> None:
