@@ -368,7 +368,9 @@ class Supervisor:
         self._controller.note(f"what each process was doing stands in its log in {logs}")
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        self._interrupts += 1
+        # When a terminal closes its shell sends SIGHUP, and then the kernel does.
+        if number != signal.SIGHUP or not self._interrupts:
+            self._interrupts += 1
 
     def _event(
         self, event: str, name: str, *, pid: int = 0, code: int | None = None, detail: str = ""

@@ -556,3 +556,18 @@ def test_a_hangup_that_nohup_has_ignored_stays_ignored(script: Script) -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert script.stops == 0
+
+
+def test_a_terminal_that_goes_hangs_up_twice_and_ends_nothing_at_once(script: Script) -> None:
+    """By its shell, and by the kernel when that ends: nobody gave up what was trained."""
+    script.obeys = False
+    hang_up = partial(os.kill, os.getpid(), signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        script.when(lambda: bool(script.addresses), hang_up)
+        script.when(lambda: script.stops == 1, hang_up)
+        script.when(lambda: True, script.finish)
+        assert run(script) == RunOutcome(130)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [note.partition(":")[0] for note in script.notes] == ["stopping"]
