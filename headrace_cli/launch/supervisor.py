@@ -262,13 +262,10 @@ class Supervisor:
         self._start(child, *extra)
         heard, waits, waited = time.monotonic(), False, False
         while True:
-            found = coordinator_of(self._run_dir)
             # Hosts give the same process ids: the file of the one before may have this one's.
-            if (
-                found
-                and found[1] == self._launcher.pid(child)
-                and announced_at(self._run_dir) != before
-            ):
+            is_new = announced_at(self._run_dir) != before
+            found = coordinator_of(self._run_dir)
+            if found and is_new and found[1] == self._launcher.pid(child):
                 break
             code = self._launcher.reap(child)
             if code is not None:
