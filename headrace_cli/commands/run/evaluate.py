@@ -61,8 +61,6 @@ def evaluate_once(arguments: argparse.Namespace) -> tuple[Path, int]:
         outcome, _ = supervise(
             run_dir, config, specs, console, live=console.is_terminal, resume=resumes
         )
-    if outcome.code == DONE:
-        return run_dir, DONE
     if outcome.code == USER and not resumes:
         run_folder.discard_run_folder(run_dir)
     return run_dir, report(outcome, run_dir)

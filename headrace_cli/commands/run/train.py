@@ -260,8 +260,7 @@ def print_summary(
         rows.append(("updates", str(controller.last.update)))
     if found.get("ended"):
         rows.append(("ended", found["ended"]))
-    root = root_option(run_dir)
-    name = run_dir.name
+    root, name = root_option(run_dir), run_dir.name
     rows.append(("run folder", str(run_dir)))
     if outcome.code == INTERRUPTED:
         rows.append(("go on with", again.replace("{name}", name).replace("{root}", root)))
