@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import FormatError, UserError
+from headrace.host.disk import sync
 
 if TYPE_CHECKING:  # a third of a second, which only who reads or writes a configuration pays for
     from headrace.config.sections.reward_model import RewardModelConfig
@@ -217,7 +218,8 @@ def write_config(run_dir: Path, config: "RunConfig | RewardModelConfig") -> None
 
     name = REWARD_MODEL if isinstance(config, RewardModelConfig) else RESOLVED
     private = not isinstance(config, RewardModelConfig) and config.storage.has_password
-    write_atomically(run_dir / name, config.model_dump_json(indent=2) + "\n", private=private)
+    text, mode = config.model_dump_json(indent=2) + "\n", 0o600 if private else 0o666
+    write_atomically(run_dir / name, text, mode=mode, durable=True)
 
 
 def config_digest(run_dir: Path) -> str:
@@ -225,14 +227,16 @@ def config_digest(run_dir: Path) -> str:
     return hashlib.sha256((run_dir / RESOLVED).read_bytes()).hexdigest()
 
 
-def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a small file so that readers see the old text or the new one, never half. A private one
-    can be read by its owner only, from the first byte on."""
+def write_atomically(path: Path, text: str, *, mode: int = 0o666, durable: bool = False) -> None:
+    """Write a small file so that readers see the old text or the new one, never half; `durable`:
+    also after a power cut. `mode`: its permissions, from the first byte on."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
-    opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(opened, "w", encoding="utf-8") as file:
         file.write(text)
+    if durable:
+        sync(part)
     part.replace(path)
 
 

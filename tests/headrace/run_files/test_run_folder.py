@@ -28,6 +28,23 @@ def test_a_new_folder(config: RunConfig) -> None:
     assert (run_dir / "logs").is_dir()
 
 
+def test_a_configuration_is_on_the_disk_before_it_has_its_name(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, synced: dict[int, int]
+) -> None:
+    """A resume writes it anew: a power cut then leaves the old one or the new one."""
+    run_dir = run_folder.make_run_folder(config)
+    replace, lacking = Path.replace, list[Path]()
+
+    def look_and_replace(path: Path, target: Path) -> Path:
+        if synced.get(path.stat().st_ino) != path.stat().st_size:
+            lacking.append(path)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", look_and_replace)
+    run_folder.write_config(run_dir, config)
+    assert lacking == []
+
+
 def test_finding_runs(config: RunConfig) -> None:
     first, second = run_folder.make_run_folder(config), run_folder.make_run_folder(config)
     root = first.parent
