@@ -111,7 +111,7 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
     print_line(console, f"run        {run_dir}")
     with run_folder.locked(run_dir), stop_on_interrupt() as stop:
-        screen = RewardScreen(console, live=console.is_terminal and not arguments.plain)
+        screen = RewardScreen(console, live=console.is_interactive and not arguments.plain)
         try:
             from rewards.models.training.train import train as train_model
 

@@ -58,9 +58,7 @@ def evaluate_once(arguments: argparse.Namespace) -> tuple[Path, int]:
             return run_dir, DONE
         config = with_keys(run_dir, config)
         specs = plan_processes(config, run_dir, hardware)
-        outcome, _ = supervise(
-            run_dir, config, specs, console, live=console.is_terminal, resume=resumes
-        )
+        outcome, _ = supervise(run_dir, config, specs, console, resume=resumes)
     if outcome.code == USER and not resumes:
         run_folder.discard_run_folder(run_dir)
     return run_dir, report(outcome, run_dir)

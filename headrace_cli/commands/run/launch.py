@@ -95,12 +95,11 @@ def _on_ray(arguments: argparse.Namespace) -> int:
     )
     plan = plan_hosts(config, run_dir, gpus=gpus)
     console = Console()
-    live = console.is_terminal and not arguments.plain
     resume = bool(arguments.resume)
     with run_folder.locked(run_dir):
         outcome, controller = supervise(
             run_dir, config, [spec for spec, _ in plan], console,
-            live=live, resume=resume, launcher=RayLauncher(plan),
+            plain=arguments.plain, resume=resume, launcher=RayLauncher(plan),
         )  # fmt: skip
     again = "headrace launch --on ray --resume {name}{root}"
     print_summary(console, run_dir, controller, outcome, fresh=not resume, again=again)
@@ -138,7 +137,7 @@ def _in_job(arguments: argparse.Namespace) -> int:
     resume = (run_dir / "journal").is_dir()
     console = Console()
     with run_folder.locked(run_dir), _warning() as warned:
-        outcome, controller = supervise(run_dir, config, specs, console, live=False, resume=resume)
+        outcome, controller = supervise(run_dir, config, specs, console, plain=True, resume=resume)
     again = f"sbatch {shlex.quote(str(run_dir / FOLDER / JOB))}"
     print_summary(console, run_dir, controller, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)

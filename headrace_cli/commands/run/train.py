@@ -51,9 +51,7 @@ def train(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     hardware = detect()
     run_dir, config = prepare_run(arguments, lambda config: check_start(config, hardware))
-    console = Console()
-    live = console.is_terminal and not arguments.plain
-    fresh = not arguments.resume
+    console, fresh = Console(), not arguments.resume
 
     def discarded(outcome: RunOutcome, controller: ConsoleController) -> bool:
         return fresh and outcome.code == USER and not has_begun(controller)
@@ -75,7 +73,7 @@ def train(arguments: argparse.Namespace) -> int:
         if idle := idle_gpus(specs, hardware):
             print_line(console, f"idle GPUs  {idle}: {USES_MORE_GPUS}")
         outcome, controller = supervise(
-            run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
+            run_dir, config, specs, console, plain=arguments.plain, resume=not fresh, at_end=at_end
         )
     if discarded(outcome, controller):
         run_folder.discard_run_folder(run_dir)
@@ -193,7 +191,7 @@ def supervise(
     specs: Sequence[ProcessSpec],
     console: Console,
     *,
-    live: bool,
+    plain: bool = False,
     resume: bool = False,
     launcher: ProcessLauncher | None = None,
     at_end: Callable[[RunOutcome, ConsoleController], Callable[[], bool]] | None = None,
@@ -210,6 +208,7 @@ def supervise(
         print_line(
             console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would"
         )
+    live = console.is_interactive and not plain  # A dumb terminal would show the last picture.
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     controller = ConsoleController(config, screen)
 

@@ -297,7 +297,7 @@ def measure(
         specs = plan_processes(own, run_dir, hardware)
         modules = {s.argv[s.argv.index("-m") + 1]: s.role for s in specs if "-m" in s.argv}
         with MemoryWatch(modules) as watch:
-            outcome, _ = supervise(run_dir, own, specs, console, live=console.is_terminal)
+            outcome, _ = supervise(run_dir, own, specs, console)
     if outcome.code != DONE:
         return [], report(outcome, run_dir)
     found = measured_facts(config, read_measured(run_dir, own))

@@ -37,6 +37,7 @@ from headrace_cli.launch.display.progress import (
 )
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import coordinator_of
+from headrace_cli.launch.plan import ProcessSpec
 from headrace_cli.launch.supervisor import INTERRUPTED, RunOutcome
 from tests.documented import is_documented
 
@@ -170,6 +171,23 @@ def test_the_live_display_shows_the_same(make_config: Make) -> None:
     text = out.getvalue()
     for piece in ("20/40", "0.500", "5,432", "50%", "1m00s left", "disk full", "[exit code 1]"):
         assert piece in text
+
+
+@pytest.mark.parametrize(("term", "kind"), [("xterm", LiveScreen), ("dumb", PlainScreen)])
+def test_a_dumb_terminal_gets_lines(
+    make_config: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    term: str,
+    kind: type[object],
+) -> None:
+    """Of a picture that is redrawn it would show the last one alone."""
+    monkeypatch.setattr("headrace_cli.launch.supervisor.Supervisor.run", lambda _: RunOutcome(0))
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": term})
+    spec = ProcessSpec("coordinator", "coordinator", (), {}, tmp_path / "log")
+    config = make_config("dashboard.enabled=false")
+    _, controller = train.supervise(tmp_path, config, [spec], console)
+    assert isinstance(controller._screen, kind)
 
 
 class Recorder:
