@@ -248,8 +248,11 @@ def locked(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{run_dir} cannot be written: {error.strerror or error}") from error
     with opened as file:
-        # `is_running` takes it for a moment, too.
-        if not _taken_within(file, _LOOK_AGAIN_S):
+        try:
+            is_taken = _taken_within(file, _LOOK_AGAIN_S)  # `is_running` holds it for a moment.
+        except OSError as error:
+            raise UserError(f"{run_dir} cannot be locked: {error.strerror}") from error
+        if not is_taken:
             raise UserError(
                 f"{run_dir.name} is still going on; end it with: headrace stop "
                 f"{shlex.quote(str(run_dir))}"

@@ -1,5 +1,8 @@
 """Run folders: named, found, locked, discarded."""
 
+import errno
+import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -111,6 +114,18 @@ def test_a_run_that_cannot_be_written_is_one_line(config: RunConfig) -> None:
     run_dir = run_folder.make_run_folder(config)
     (run_dir / run_folder.LOCK).mkdir()
     with pytest.raises(UserError, match="cannot be written"), run_folder.locked(run_dir):
+        pass
+
+
+def test_a_file_system_without_locks_is_one_line(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    run_dir = run_folder.make_run_folder(config)
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with pytest.raises(UserError, match="locked: Function not"), run_folder.locked(run_dir):
         pass
 
 
