@@ -1,9 +1,9 @@
 """Prompts from the task to token ids: the source of new groups.
 
 In: the task's rows by position, the policy's tokenizer, the progress of a mixture. Out: GroupIssued
-records. A row that is too long or no prompt for the policy is skipped and counted. Positions are
-consumed in order, so the next position, of a mixture that of each domain, is all that a resume
-needs. An image is decoded once, and drawing a prompt writes none: `media.write` does.
+records. A row that is too long is skipped and counted, one that is no prompt for the policy skipped
+and reported. Positions are consumed in order, so the next position, of a mixture that of each
+domain, is all that a resume needs. An image is decoded once and written by `media.write` alone.
 """
 
 import hashlib

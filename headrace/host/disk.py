@@ -27,7 +27,7 @@ RETRY_FULL_S = 60.0
 """Seconds until a write is tried on a seemingly full disk: some file systems do not say."""
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 WAIT_PREFIX = "waits: "
-"""Beginning of the line by which a starting process says that it waits for a disk."""
+"""Beginning of the line by which a starting process says that it waits for a disk or for SQL."""
 _CLOSED = {
     errno.EROFS: "is read-only",
     errno.EACCES: "may not be written",

@@ -127,10 +127,10 @@ class Algorithm:
     """Every slot of an algorithm.
 
     Attributes:
-        window: tokens between known cuts. lambdas: ([S] length so far, [S] finished) -> [S] lambda
-        of the policy's advantages. shape_rewards: ([N] rewards at the ends of answers, [N] their
-        sampled tokens) -> [N] with the length penalty added; of windows, of value trajectories and
-        of groups. advantages, normalise: rewards to the loss's advantages. whitens_by_act:
+        window: answers are cut at its multiples. lambdas: ([S] length so far, [S] finished) -> [S]
+        lambda of the policy's advantages. shape_rewards: ([N] rewards at the ends of answers, [N]
+        their sampled tokens) -> [N] with the length penalty added; of windows, value trajectories
+        and groups. advantages, normalise: rewards to the loss's advantages. whitens_by_act:
         normalise turns of each act apart. returns: (rewards [T], windows) -> discounted sums up to
         each window's end, and where they reach the end of the trajectory. uses_critic: advantages
         read values. asks_at_cuts: advantages read V(s_l) of cut windows. ratio: logprobs to ratio
