@@ -14,10 +14,10 @@ HEAD = f"""\
 
 <!-- Made by scripts/docs.py from headrace/metrics/registry.py: change the table instead. -->
 
-These are the numbers that a run records. Healthy values are a first orientation. Some metrics have
-a healthy band (`headrace/metrics/health_ranges.py`): charts shade it. A metric that is outside for
-the updates below raises an alert on Overview, Health and in `headrace show`, until it was inside
-for as many, at least {MIN_UPDATES_BACK}. A `share` lies between 0 and 1.
+These are the numbers that a run records. Healthy values are a first orientation. Charts shade the
+healthy band of a metric that has one (`headrace/metrics/health_ranges.py`). Outside its band for
+the updates in its line, a metric raises an alert (Overview, Health, `headrace show`), until it was
+inside for as many, at least {MIN_UPDATES_BACK}. A `share` lies between 0 and 1.
 
 A metric is recorded once per committed update, about once per second (a gauge), or both. An array
 has a number per bin. [SQL](storage.md#tables) and `headrace export RUN metrics` have all of them.
