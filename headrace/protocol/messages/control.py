@@ -36,9 +36,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Hello(Message, frozen=True, kw_only=True, tag=True):
     """First message of a process. `name` is unique in a run (e.g. generator-0), and the identity of
     the socket begins with it. `capacity`: trajectories that a generator holds at once. A learner
-    sends the update that its weights are from (0: the starting policy), the batch that was trained
-    in it or `skipped` (why), and the checkpoint that it was restored from. It counts its Hellos in
-    `greeting` and acts only on the Welcome that answers the last one: what came before is void."""
+    sends the update that its weights are from (0: the starting policy), the batch of that update,
+    why it skipped the batch (`skipped`; None: it did not) and the checkpoint that it was restored
+    from. It counts its Hellos in `greeting`, and acts only on the Welcome that answers the last."""
 
     role: Role
     name: fields.Name
