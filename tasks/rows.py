@@ -96,6 +96,11 @@ def prompt_text(prompt: str | list[Message]) -> str:
     return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in prompt)
 
 
+def question_of(prompt: str | list[Message]) -> str:
+    """The prompt as one string that a chat of one user message shares with its plain text."""
+    return prompt_text(prompt).removeprefix("user: ")
+
+
 def _parts(prompt: str | list[Message]) -> Iterator[MessagePart]:
     """The parts of all messages whose content is a list."""
     contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]

@@ -26,7 +26,7 @@ from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
 from tasks.procedural.turn_tasks import FIRST_DIGIT, HIDDEN_LETTER, PRODUCTS
-from tasks.rows import TaskRow, files_of, prompt_hash, prompt_text
+from tasks.rows import TaskRow, files_of, prompt_hash, question_of
 
 PROCEDURAL_TASKS = {
     task.name: task
@@ -198,9 +198,8 @@ def load_dataset_source(task: DatasetConfig, seed: int) -> DatasetSource:
         training, evaluation = split_by_hash(rows, task.eval_fraction)
     else:
         evaluation = _read(task, task.eval_path, None)
-        # A text and a message of the user's alone are one prompt.
-        held_out = {prompt_text(row.prompt).removeprefix("user: ") for row in evaluation}
-        training = [r for r in rows if prompt_text(r.prompt).removeprefix("user: ") not in held_out]
+        held_out = {question_of(row.prompt) for row in evaluation}
+        training = [row for row in rows if question_of(row.prompt) not in held_out]
     return DatasetSource(training, evaluation, seed=seed)
 
 

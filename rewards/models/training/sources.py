@@ -29,7 +29,7 @@ from rewards.models.training.examples import (
     split,
 )
 from tasks.datasets.records import Record
-from tasks.rows import prompt_text
+from tasks.rows import question_of
 
 PER_GROUP = 4
 """Pairs of one prompt that an export of answers gives, as `data.pairs_per_group` is by default."""
@@ -152,8 +152,8 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
 
 def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
     """Return both sides, the second without the first's prompts; UserError if it is empty."""
-    learned = {prompt_text(one.prompt).removeprefix("user: ") for one in training}
-    kept = [e for e in held_out if prompt_text(e.prompt).removeprefix("user: ") not in learned]
+    learned = {question_of(one.prompt) for one in training}
+    kept = [one for one in held_out if question_of(one.prompt) not in learned]
     if not kept:
         raise UserError("data.eval_path has no prompt that data.path has not: nothing is held out")
     return Examples(training, kept, ties)
