@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils import cached_file
 
 from generators.engines.weights import WeightLayout, read_shapes
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -20,7 +20,7 @@ def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"model.path={path} is no Hugging Face model ({reason}); give a folder with a "
             "config.json or a hub name"

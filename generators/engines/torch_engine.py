@@ -34,7 +34,7 @@ from generators.engine import (
 )
 from generators.engines.distributions import hot_logprobs, narrow
 from generators.engines.weights import WeightLayout
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from headrace.host.hardware import has_gpu
 
 KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
@@ -101,7 +101,7 @@ class TorchEngine:
                 self._path, dtype=self._dtype, trust_remote_code=self._trust, use_safetensors=True
             )
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise UserError(f"model.path={self._path} cannot be loaded: {reason}") from error
         kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
         if model._is_stateful or kinds & STATES:

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from headrace.errors import FormatError, UserError
+from headrace.errors import FormatError, UserError, first_line
 from headrace.host.disk import sync
 
 if TYPE_CHECKING:  # a third of a second, which only who reads or writes a configuration pays for
@@ -208,7 +208,7 @@ def _read(path: Path, kind: type[Config]) -> Config:
     try:
         return kind.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        line = str(error).splitlines()[0]
+        line = first_line(error)
         raise UserError(f"{path} cannot be read by this version: {line}") from error
 
 

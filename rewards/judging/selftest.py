@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.config.sections.model import JudgeConfig
 from headrace.data.tokenizer import load_tokenizer
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, template_of
 from rewards.judging.readings import JudgeReply, spelled
@@ -136,7 +136,7 @@ def check_tokenizer(options: Options, judge: JudgeConfig) -> None:
     try:
         tokenizer = load_tokenizer(judge.path, trust_remote_code=judge.trust_remote_code)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"reward.judges.{name}.path: no tokenizer: {reason}") from error
     if options.api == "chat" and not (tokenizer.chat_template or judge.chat_template):
         raise UserError(

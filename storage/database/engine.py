@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateTable
 
 from headrace.config.sections.process import mask_password
-from headrace.errors import FormatError, UserError
+from headrace.errors import FormatError, UserError, first_line
 from storage.database.tables import Base
 
 SQLITE_NAME = "headrace.sqlite"
@@ -175,7 +175,7 @@ def _server_engine(url: str, **options: Any) -> Engine:
         engine.connect().close()
     except (OperationalError, ProgrammingError) as error:  # the latter: an option of no such name
         where = mask_password(url)
-        reason = str(error.orig).strip().splitlines()[0]
+        reason = first_line(error.orig)
         raise DatabaseAwayError(f"cannot reach {where}: {reason}") from error
     return engine
 

@@ -22,7 +22,7 @@ import torch
 
 from headrace.config.sections.reward_model import RankerConfig, RewardModelConfig
 from headrace.data.image_processor import sees_images
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, first_line
 from headrace.run_files.reward_model_run import (
     BEST,
     CHECKPOINTS,
@@ -121,7 +121,7 @@ def train(
     try:
         return TrainingLoop(config, run_dir, watch, status).run(should_stop)
     except BaseException as error:  # whatever ends it, the folder says so
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        line = first_line(error)
         last = replace_status(read_status(run_dir), status="failed", detail=line)
         write_status(run_dir, last)
         raise
