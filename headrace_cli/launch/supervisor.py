@@ -120,12 +120,9 @@ class Supervisor:
 
     def run(self) -> RunOutcome:
         """Run to the end; returns how it ended."""
-        signals = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
-            signals.append(signal.SIGHUP)
         with contextlib.suppress(OSError):  # a disk that takes nothing
             cut_torn(self._run_dir / EVENTS_FILE)
-        with signal_handler(self._interrupted, *signals), self._launcher:
+        with signal_handler(self._interrupted, *stop_signals()), self._launcher:
             try:
                 self._live()
                 roles = [child for child in self._children if child.spec.role != "dashboard"]
@@ -380,6 +377,13 @@ class Supervisor:
         self._unwritten += checked_line(row)
         with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
             self._unwritten = append_some(self._run_dir / EVENTS_FILE, self._unwritten)
+
+
+def stop_signals() -> list[int]:
+    """Return the signals that ask for an orderly end: also a terminal's that closes, unless it is
+    ignored, as it is under nohup."""
+    heard = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *[signal.SIGHUP] * heard]
 
 
 @contextlib.contextmanager

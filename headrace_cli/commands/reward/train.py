@@ -12,7 +12,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from headrace.run_files.run_folder import LATEST
 from headrace_cli.commands.run.train import root_option
 from headrace_cli.launch.display.progress import PLAIN_EVERY_S, print_line
 from headrace_cli.launch.display.units import duration
-from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler
+from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler, stop_signals
 
 COMMANDS = {"sft": "sft", "ranker": "rank train"}
 """The commands of objectives that `reward train` is not the first for."""
@@ -89,7 +89,8 @@ class RewardScreen:
     def close(self) -> None:
         """Leave the last picture on the screen."""
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):  # a terminal that is gone
+                self._bar.stop()
 
 
 def sft(arguments: argparse.Namespace) -> int:
@@ -204,14 +205,16 @@ def _trains(run_dir: Path, expects: type[Any] | None) -> bool:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Any]:
-    """Yield a function that a first Ctrl-C or SIGTERM makes true; a second one ends the process."""
+    """Yield a function that a first Ctrl-C, SIGTERM or closed terminal makes true; a second Ctrl-C
+    or SIGTERM ends the process."""
     asked: list[int] = []
 
     def note(number: int, _frame: types.FrameType | None) -> None:
-        if asked:
+        if asked and number != signal.SIGHUP:  # a terminal that closes sends two
             raise KeyboardInterrupt
         asked.append(number)
-        print("stopping after this step; Ctrl-C again ends at once", file=sys.stderr)
+        with suppress(OSError):  # as it is gone
+            print("stopping after this step; Ctrl-C again ends at once", file=sys.stderr)
 
-    with signal_handler(note, signal.SIGINT, signal.SIGTERM):
+    with signal_handler(note, *stop_signals()):
         yield lambda: bool(asked)

@@ -1,6 +1,8 @@
 """`headrace reward train` as a user calls it: mistakes in one line, runs that are found again."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from headrace.run_files.reward_model_run import (
 )
 from headrace.run_files.reward_model_run import StepLine as Step
 from headrace_cli.cli import main
+from headrace_cli.commands.reward.train import stop_on_interrupt
 
 ROOT = Path(__file__).resolve().parents[4]
 RECIPES = sorted((ROOT / "recipes" / "reward-models").glob("*.toml"))
@@ -219,3 +222,18 @@ def test_latest_is_the_newest_run_that_has_answers(
     assert main(["reward", "train", str(own), "--root", str(root)]) == 2
     assert run_dir.name in capsys.readouterr().err
     assert len(run_folder.run_names(root)) == 2
+
+
+def test_a_closed_terminal_asks_for_a_stop_and_its_second_hangup_for_no_more() -> None:
+    """The shell sends one and then the kernel another: the checkpoint is written in between."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with stop_on_interrupt() as stop:
+            assert not stop()
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert stop()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
