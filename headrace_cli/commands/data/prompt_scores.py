@@ -53,7 +53,7 @@ def score(arguments: argparse.Namespace) -> int:
 def select(arguments: argparse.Namespace) -> int:
     """Select, write the file and print the table."""
     from tasks.datasets.selection import select_prompts
-    from tasks.rows import prompt_text
+    from tasks.rows import question_of
 
     run_dir = _scored_run(Path(arguments.root or "runs"), arguments.name)
     if arguments.out.exists() and not arguments.force:
@@ -73,8 +73,8 @@ def select(arguments: argparse.Namespace) -> int:
     base: list[TaskRow] = []
     if arguments.base is not None:
         base = _source(config, arguments.base).training_rows(10**9)  # all
-    known = {prompt_text(row.prompt) for row in base}
-    chosen = [rows[key] for key in found.kept if prompt_text(rows[key].prompt) not in known]
+    known = {question_of(row.prompt) for row in base}
+    chosen = [rows[key] for key in found.kept if question_of(rows[key].prompt) not in known]
     held_out: list[TaskRow] = []
     if any(t.kind == "dataset" and t.eval_path is None for t in members(config.task).values()):
         # The hash that holds them out takes none of the chosen ones.
