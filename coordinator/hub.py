@@ -20,7 +20,7 @@ from coordinator.connections.peers import Peers
 from coordinator.connections.ranker_versions import RankerVersions
 from coordinator.connections.rejections import RejectionLog, RepeatLimiter
 from coordinator.dispatch.leases import LeaseTable
-from coordinator.incidents.alerts import Incidents, Level
+from coordinator.incidents.alerts import Incidents, Level, ProcessWait
 from coordinator.incidents.reward_monitors import RewardMonitors
 from coordinator.line_rewards.line_scoring import LineScoring
 from coordinator.persistence.recorder import Recorder
@@ -44,6 +44,7 @@ Mover = Literal[
 ]  # fmt: skip
 """Parts of a run that can make progress, or hold it up."""
 IMAGES = "the store of images"
+FETCHES = "the next prompt"
 STORING_S = 0.5
 
 
@@ -156,12 +157,15 @@ class Hub:
 
     @contextmanager
     def drawing_prompts(self) -> Iterator[None]:
-        """Break off drawing prompts, and report it, where the disk takes no images."""
+        """Break off drawing prompts where images come later, or, reported, the disk takes none."""
         problem = ""
         try:
             yield
         except StorageBlockedError as error:
             problem = str(error)
+        except BlockingIOError as error:
+            self.troubles.waits[FETCHES] = ProcessWait(f"images of row {error}", time.monotonic())
+            return
         self.troubles.set_wait(IMAGES, "disk", problem)
 
     async def store_images(self, media: MediaStore | None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.connections.message_checks import end_record
-from coordinator.hub import IMAGES, Hub
+from coordinator.hub import FETCHES, IMAGES, Hub
 from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.monitoring.status import status
 from coordinator.parts import Parts
@@ -116,6 +116,7 @@ class Phases:
     async def advance(self) -> None:
         """Do all that can be done now; one caller at a time."""
         async with self._lock:
+            self.hub.troubles.waits.pop(FETCHES, None)
             if not (self.hub.failed and self.phase not in OVER):
                 await self.parts.scoring.dispatch()
                 if self.phase in WORKING:

@@ -155,8 +155,10 @@ class SelfTest:
         """Draw the first prompt of the run, which the run itself takes later on."""
         if self._group is None:
             skipped, state = self._prompts.skipped, self._hub.state
-            group = self._prompts.next_group(state.position, FIRST_ID, FIRST_ID, state.mixture)
-            self._prompts.skipped = skipped
+            try:
+                group = self._prompts.next_group(state.position, FIRST_ID, FIRST_ID, state.mixture)
+            finally:
+                self._prompts.skipped = skipped
             await self._hub.store_images(self._prompts.media)
             self._group = replace(group, seeds=group.seeds[:1])
 

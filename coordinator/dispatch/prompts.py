@@ -8,10 +8,12 @@ domain, is all that a resume needs. An image is decoded once and written by `med
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -42,6 +44,7 @@ from tasks.rows import TaskRow, images_in, with_images
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
 """Maximum number of consecutive prompts skipped by bands; the next one is used."""
+AHEAD = 16  # rows whose images are fetched at a time
 
 
 def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:
@@ -83,6 +86,12 @@ class Prompts:
         if isinstance(self._source, MixtureSource):
             self._domains = self._source.domains
         self._mixture = DomainMixture(config.task, config.seed)
+        tasks = members(config.task).items()
+        self._fetching = {name for name, t in tasks if t.kind == "dataset" and t.image_urls}
+        self._reads: dict[str, Future[list[bytes]]] = {}
+        """Image files by row, read ahead by threads where a domain fetches images."""
+        self._broken_off: dict[tuple[str, int], tuple[int, int]] = {}
+        """Where searches, by domain and begin, go on, and how many rows bands have passed."""
         self._lifted: set[str] = set()
         self.skipped = 0
         self.unasked: list[str] = []
@@ -140,7 +149,8 @@ class Prompts:
 
     def _files(self, row: TaskRow) -> list[bytes]:
         """Return the row's image files; UserError where the policy cannot read them."""
-        files = image_files(self._config.task, row)
+        read = self._reads.get(row.id)
+        files = image_files(self._config.task, row) if read is None else read.result()
         if not files:
             return []
         if self.media is None or self._images is None:
@@ -193,7 +203,7 @@ class Prompts:
         """Return the group of the first usable row at or after `position`.
 
         Of a mixture, it is a row of the domain whose turn it is, after its rows that were asked
-        before."""
+        before. BlockingIOError, with the row, while its images are fetched: draw it again later."""
         progress = progress or MixtureProgress()
         while (domain := self._mixture.domain_at(position, update)) is not None:
             first = progress.positions.get(domain, 0) if domain else position
@@ -217,12 +227,17 @@ class Prompts:
         self, domain: str, first: int, progress: MixtureProgress
     ) -> tuple[int, TaskRow, EncodedPrompt] | None:
         """Return the first row of a domain that bands ask and that fits, and its position."""
-        source, passed = self._domains[domain], 0
-        for at in range(first, first + MAX_SKIPS):
+        source = self._domains[domain]
+        begin, passed = self._broken_off.pop((domain, first), (first, 0))
+        for at in range(begin, first + MAX_SKIPS):
             row = source.row_at(at)
             if passed < MAX_PASSED and not self._mixture.asks(domain, at, row.id, progress):
                 passed += 1
+                self._reads.pop(row.id, None)
                 continue
+            if self._late(source.row_at(i) for i in range(at, at + AHEAD)) == row.id:
+                self._broken_off[domain, first] = at, passed
+                raise BlockingIOError(row.id)
             encoded = self._usable(row)
             if encoded is not None:
                 if passed == MAX_PASSED and domain not in self._lifted:
@@ -241,10 +256,33 @@ class Prompts:
         except UserError as error:
             self.unasked.append(f"skipped: {error}")
             return None
+        finally:
+            self._reads.pop(row.id, None)
         if encoded.ids.size <= self._config.task.max_prompt_length:
             return encoded
         self.skipped += 1
         return None
+
+    def _late(self, rows: Iterable[TaskRow]) -> str:
+        """Have threads read images, of AHEAD rows at a time; the first row that lacks some."""
+        busy, late = sum(not read.done() for read in self._reads.values()), ""
+        for row in rows if self._fetching else ():
+            if row.domain not in self._fetching or not images_in(row.prompt):
+                continue
+            if row.id not in self._reads and (busy < AHEAD or not late):
+                busy += 1
+                self._reads[row.id] = Future()
+                # A daemon, so that no server holds up the end of the process.
+                Thread(target=self._read, args=(row, self._reads[row.id]), daemon=True).start()
+            if not late and not self._reads[row.id].done():
+                late = row.id
+        return late
+
+    def _read(self, row: TaskRow, read: Future[list[bytes]]) -> None:
+        try:
+            read.set_result(image_files(self._config.task, row))
+        except BaseException as error:  # the boundary of the thread: encoding the row raises it
+            read.set_exception(error)
 
     def eval_groups(
         self,
@@ -257,11 +295,13 @@ class Prompts:
         """Return the groups of an evaluation, the same prompts and seeds every time.
 
         Prompts whose last response was longest, by `lengths` of positions, come first: begun last,
-        they would keep everybody waiting."""
+        they would keep everybody waiting. BlockingIOError as in `next_group`."""
         asked, source = self._config.evaluation, self._source
-        rows = source.eval_rows if asked.rows == "held_out" else source.training_rows
-        found = []
-        for position, row in enumerate(rows(asked.num_prompts)):
+        draw = source.eval_rows if asked.rows == "held_out" else source.training_rows
+        rows, found = draw(asked.num_prompts), list[tuple[int, TaskRow, EncodedPrompt]]()
+        if late := self._late(rows):
+            raise BlockingIOError(late)
+        for position, row in enumerate(rows):
             if (encoded := self._usable(row)) is not None:
                 found.append((position, row, encoded))
         if lengths:

@@ -3,32 +3,39 @@ thread; a bad one costs its row."""
 
 import asyncio
 import json
+import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
-from threading import Event
-from typing import Any
+from threading import Event, Thread
+from typing import Any, TypeVar
 
 import pytest
 from PIL import Image
 
 from coordinator.dispatch import prompts as module
-from coordinator.dispatch.prompts import Prompts
-from coordinator.hub import STORING_S, Hub
+from coordinator.dispatch.prompts import AHEAD, Prompts
+from coordinator.hub import FETCHES, STORING_S, Hub
 from headrace.data.media import MediaStore, digest_of, open_rgb
 from headrace.errors import StorageBlockedError
 from headrace.host.install import ROOT
 from tasks.procedural.shapes import draw
-from tests.coordinator.stage import Stage
+from tests.coordinator.stage import GENERATOR, Stage, staged
 from tests.coordinator.test_loop import run_config
 from tests.learner.models.pictures import lacks
 
 pytestmark = pytest.mark.skipif(bool(lacks()), reason=lacks())
 MODEL = ROOT / "recipes" / "models" / "shapes-cold"
 GOOD = draw({"red": (0, 0, 1, 1)})
+T = TypeVar("T")
 
 
-def prompts_over(folder: Path, images: list[str]) -> Prompts:
-    """Rows with one image each, and one of 112 x 56 pixels in front."""
+def prompts_over(folder: Path, images: list[str], *, urls: bool = False) -> Prompts:
+    """Rows with one image each, and, without `urls`, one of 112 x 56 pixels in front."""
     (folder / "good.png").write_bytes(GOOD)
     (folder / "cut.png").write_bytes(draw({"red": (0, 0, 1, 2)})[:70])
     Image.new("RGB", (112, 56)).save(folder / "wide.png")
@@ -36,7 +43,7 @@ def prompts_over(folder: Path, images: list[str]) -> Prompts:
     for name, question in files.items():
         rows = [
             {"prompt": f"<image>{question} {n}", "answer": "1", "images": [image]}
-            for n, image in enumerate(["wide.png", *images])
+            for n, image in enumerate(images if urls else ["wide.png", *images])
         ]
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -45,7 +52,7 @@ def prompts_over(folder: Path, images: list[str]) -> Prompts:
         task={
             "kind": "dataset", "path": str(folder / "asked.jsonl"),
             "eval_path": str(folder / "held.jsonl"),
-            "max_prompt_length": 64, "max_response_length": 12,
+            "max_prompt_length": 64, "max_response_length": 12, "image_urls": urls,
         },
         reward={"kind": "number"},
         evaluation={"num_prompts": 9},
@@ -170,3 +177,133 @@ async def test_a_processor_that_changed_over_a_restart_is_told(
     assert text.endswith(", and were by another")
     stage.hub.router.close()
     stage.store.close()
+
+
+class SlowServer:
+    """A server of this machine that sends no image before `opens` is set, and has none of that
+    name at /gone. `asked`: the paths of requests so far."""
+
+    def __init__(self) -> None:
+        self.opens, self.asked = Event(), list[str]()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                """One reply."""
+                server.asked.append(self.path)
+                if is_there := not self.path.startswith("/gone"):
+                    server.opens.wait(20)
+                self.send_response(200 if is_there else 404)
+                self.end_headers()
+                self.wfile.write(GOOD if is_there else b"")
+
+            def log_message(self, *_: object) -> None:
+                """Nothing on the terminal."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture(name="slow")
+def _slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowServer]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    slow = SlowServer()
+    with slow.http:
+        Thread(target=slow.http.serve_forever, daemon=True).start()
+        yield slow
+        slow.opens.set()
+        slow.http.shutdown()
+
+
+def drawn(draw_prompts: Callable[[], T]) -> T:
+    """What is drawn once the images are there."""
+    for _ in range(2000):
+        try:
+            return draw_prompts()
+        except BlockingIOError:
+            time.sleep(0.01)
+    raise AssertionError("the images never came")
+
+
+def test_rows_behind_urls_are_fetched_ahead_and_drawn_in_their_order(
+    tmp_path: Path, slow: SlowServer
+) -> None:
+    prompts = prompts_over(tmp_path, [f"{slow.url}/{n}" for n in range(40)], urls=True)
+    rows = [prompts._source.row_at(position) for position in range(3)]
+    for _ in range(2000):
+        with pytest.raises(BlockingIOError, match=f"^{re.escape(rows[0].id)}$"):
+            prompts.next_group(0, 0, 0)
+        if len(slow.asked) >= AHEAD:
+            break
+        time.sleep(0.01)
+    with pytest.raises(BlockingIOError):
+        prompts.next_group(0, 0, 0)
+    assert len(set(slow.asked)) == len(slow.asked) == AHEAD
+    slow.opens.set()
+    groups = [drawn(partial(prompts.next_group, position, 0, 0)) for position in range(3)]
+    assert [(group.position, group.prompt_id) for group in groups] == [
+        (position, row.id) for position, row in enumerate(rows)
+    ]
+    assert all(group.media[0].digest == digest_of(GOOD) for group in groups)
+    assert [g.position for g in drawn(partial(prompts.eval_groups, 0, 0))] == list(range(9))
+    # Nothing is kept of what was drawn.
+    assert not prompts._reads.keys() & {row.id for row in rows}
+    assert len(prompts._reads) < AHEAD
+
+
+def test_a_row_whose_image_is_gone_is_told_once_while_the_next_is_awaited(
+    tmp_path: Path, slow: SlowServer
+) -> None:
+    gone = [f"{slow.url}/gone{n}" for n in range(5)]
+    prompts = prompts_over(tmp_path, [*gone, f"{slow.url}/good"], urls=True)
+
+    def is_good(position: int) -> bool:
+        return "/good" in str(prompts._source.row_at(position).prompt)
+
+    first = next(filter(is_good, count())) + 1
+    good = next(filter(is_good, count(first)))
+    skipped = [prompts._source.row_at(position).id for position in range(first, good)]
+    last = prompts._source.row_at(good).id
+    for _ in range(2000):
+        with pytest.raises(BlockingIOError) as awaited:
+            prompts.next_group(first, 0, 0)
+        if str(awaited.value) == last:
+            break
+        time.sleep(0.01)
+    slow.opens.set()
+    assert drawn(partial(prompts.next_group, first, 0, 0)).position == good
+    told = [line.partition(", ")[0] for line in prompts.unasked]
+    assert told == [f"skipped: row {row}" for row in skipped]
+    assert all("404" in line for line in prompts.unasked)
+
+
+async def test_a_slow_server_holds_nobody_up(tmp_path: Path, slow: SlowServer) -> None:
+    """The coordinator serves its peers, and names the wait, before an image has come."""
+    prompts = prompts_over(tmp_path, [f"{slow.url}/{n}" for n in range(40)], urls=True)
+    async with staged(prompts._config, tmp_path / "run") as stage:
+        phases, hub = stage.coordinator.phases, stage.hub
+        loaded = stage.loaded()
+        assert loaded is not None
+        await stage.say(GENERATOR, loaded)
+        assert phases.phase == "evaluating"
+        for _ in range(2000):
+            await phases.advance()
+            if len(slow.asked) >= AHEAD:
+                break
+            await asyncio.sleep(0.01)
+        await stage.coordinator._beat()
+        await phases.advance()
+        assert not slow.opens.is_set()
+        assert not hub.account.groups
+        first = prompts._source.eval_rows(1)[0].id
+        words = [wait.words for wait in stage.coordinator.waits.now()]
+        assert f"images of row {first} ({FETCHES})" in words
+        slow.opens.set()
+        for _ in range(2000):
+            await phases.advance()
+            if hub.account.groups:
+                break
+            await asyncio.sleep(0.01)
+        assert len(hub.account.groups) == 9
+        await phases.advance()
+        assert not hub.troubles.waits
