@@ -258,7 +258,7 @@ def _fetched(url: str) -> bytes:
                 _check_size(len(data), url)
                 if time.monotonic() > until:
                     raise httpx.ReadTimeout("it takes too long")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise MediaError(f"image {_shown(url)} cannot be fetched: {why}") from error
     return bytes(data)

@@ -105,3 +105,10 @@ def test_a_file_over_the_bound_is_not_read_to_its_end(
 def test_nobody_listens() -> None:
     with pytest.raises(MediaError, match="cannot be fetched: "):
         image_bytes("http://127.0.0.1:9/a.png", Path(), urls=True)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".org"])
+def test_a_host_that_can_have_no_address(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with pytest.raises(MediaError, match="cannot be fetched: "):
+        image_bytes(f"http://{host}/a.png", Path(), urls=True)
