@@ -71,12 +71,16 @@ class Evaluator:
             return
         every = self._hub.account.groups.values()
         known = [g for g in every if g.group_id not in self._given_up]
-        out = [g.trajectory_ids for g in known if g.purpose == "eval" and branch_of(g) < 0]
-        for group in groups[len(out) :]:
-            self._hub.record_event(group)
-        members = out + [group.trajectory_ids for group in groups[len(out) :]]
-        self._asked = [(g.position, ids) for g, ids in zip(groups, members, strict=True)]
-        self._open = [trajectory_id for ids in members for trajectory_id in ids]
+        out = [g for g in known if g.purpose == "eval" and branch_of(g) < 0]
+        # Since a restart a row may have lost its image, or have got it back.
+        asked, place = {g.prompt_id: g.trajectory_ids for g in out}, dict[str, int]()
+        for group in groups:
+            place[group.prompt_id] = group.position
+            if group.prompt_id not in asked:
+                self._hub.record_event(group)
+                asked[group.prompt_id] = group.trajectory_ids
+        self._asked = [(place.get(row, -1), ids) for row, ids in asked.items()]
+        self._open = [trajectory_id for ids in asked.values() for trajectory_id in ids]
         self._is_issued = True
 
     def progress(self) -> tuple[int, int]:

@@ -307,3 +307,19 @@ async def test_a_slow_server_holds_nobody_up(tmp_path: Path, slow: SlowServer) -
         assert len(hub.account.groups) == 9
         await phases.advance()
         assert not hub.troubles.waits
+
+
+async def test_an_evaluation_that_goes_on_asks_each_row_once(tmp_path: Path) -> None:
+    """One row's image comes back over a restart, and the others' are gone."""
+    prompts = prompts_over(tmp_path, ["good.png", "late.png", "good.png"])
+    stage = Stage(prompts._config, tmp_path / "run")
+    evaluation, groups = stage.coordinator.parts.evaluation, stage.hub.account.groups
+    for issued in (3, 4):
+        evaluation.start("before")
+        await evaluation._issue()
+        assert len(groups) == len({group.prompt_id for group in groups.values()}) == issued
+        assert evaluation.progress() == (0, issued)
+        if issued == 3:
+            (tmp_path / "good.png").rename(tmp_path / "late.png")
+    stage.hub.router.close()
+    stage.store.close()
