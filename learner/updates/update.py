@@ -216,22 +216,18 @@ class Updater:
         values, at_cuts = None, None
         for critic in critics if algorithm.uses_critic else ():
             values, at_cuts = critic.values_of(windows, at_cuts=algorithm.asks_at_cuts)
-        # A non-finite behaviour logprob came as 0 and masked.
-        sampled = windows.mask | (windows.behaviour != 0)
-        penalty = self._penalty(windows, policy.reference, sampled)
+        penalty = self._penalty(windows, policy.reference)
         return window_advantages(
             algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty
         )
 
-    def _penalty(
-        self, half: PolicyBatch | ValueBatch, reference: Tensor | None, sampled: Tensor
-    ) -> Tensor:
+    def _penalty(self, half: PolicyBatch | ValueBatch, reference: Tensor | None) -> Tensor:
         """[T] each token's reward for its divergence from the reference: <= 0 on average."""
         kl, dtype = self._algorithm.kl, self._place.dtype
         if kl is None or reference is None or not kl.in_reward:
             return torch.zeros_like(half.behaviour, dtype=dtype)
         divergence = kl.estimate(half.behaviour.to(dtype), reference)
-        return torch.where(sampled, -half.kl_coef * divergence, 0.0)
+        return torch.where(half.behaviour.isfinite(), -half.kl_coef * divergence, 0.0)
 
     def _with_penalty(self, finished: ValueBatch, log: StepLog) -> ValueBatch:
         """Add the advantages' penalty to the rewards of the value targets."""
@@ -240,7 +236,7 @@ class Updater:
             return finished
         everything = range(len(finished.policy_reads.token_ids))
         logprobs = infer(reference, finished.policy_reads, everything, self._place, log=log)
-        penalty = self._penalty(finished, logprobs, finished.behaviour.isfinite())
+        penalty = self._penalty(finished, logprobs)
         return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
 
 

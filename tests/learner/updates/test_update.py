@@ -494,12 +494,18 @@ def test_overlong_responses_pay_before_the_group_is_compared(model: ModelConfig)
 
 def test_a_divergence_in_the_reward_is_paid_by_the_tokens_before_it(model: ModelConfig) -> None:
     """Critic-free: A_t = group advantage - coef * sum of the divergence from t on; and the returns
-    hold it too."""
+    hold it too. A token that does not train pays as well, even if its sampler was certain."""
     plain: dict[str, Any] = {
         "advantages": {"kind": "group", "baseline": "none", "scale": "none"},
         "value": None,
     }
     shard = in_groups(record(seed=4, longest=16, unfinished=0.0), size=1)
+    certain = [
+        replace(w, logprobs=np.where(w.loss_weights > 0, w.logprobs, np.float32(0.0)))
+        for w in shard.windows
+    ]
+    assert any((w.logprobs == 0).any() for w in certain)
+    shard = replace(shard, windows=certain)
     penalised = tppo(**plain, kl={"coef": 0.5, "where": "reward", "estimator": "k1"})
     learner = Learner(model, penalised)
     outcome = learner.run(batch_of(shard))
