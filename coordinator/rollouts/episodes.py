@@ -237,18 +237,19 @@ class EpisodeManager:
 
     def _take(self, name: str, trajectory: Trajectory, reply: StepReply) -> None:
         step, problem = reply.step, None
+        is_chat = self._prompts.is_chat(self._hub.account.groups[trajectory.group_id].messages)
         if reply.status != "ok":
             problem = f"environment_{reply.status}: {reply.error}"
         elif not (math.isfinite(step.reward) and abs(step.reward) <= LARGEST_REWARD):
             problem = f"environment_invalid: the reward is {step.reward:g}"
         elif not all(map(math.isfinite, step.metrics.values())):
             problem = "environment_invalid: a metric is not finite"
-        elif not (step.done or reply.turn == 0 or any(m.content for m in step.messages)):
+        elif not (step.done or reply.turn == 0 or any(is_chat or m.content for m in step.messages)):
             problem = "environment_invalid: the episode goes on, and nothing was said"
         said = NOTHING
         if problem is None and not step.done:
             try:
-                said = self._render(trajectory, step)
+                said = self._render(trajectory, step, is_chat=is_chat)
             except UserError as error:
                 problem = f"environment_invalid: {error}"
         if problem is not None:
@@ -257,12 +258,11 @@ class EpisodeManager:
         self._record(name, trajectory, reply, said)
         self._end_if_over(trajectory)
 
-    def _render(self, trajectory: Trajectory, step: Step) -> RenderedMessages:
+    def _render(self, trajectory: Trajectory, step: Step, *, is_chat: bool) -> RenderedMessages:
         """Render the messages behind a turn, or at first the prompt.
 
-        A chat's frame begins the answer even where a reset says nothing."""
-        group, is_first = self._hub.account.groups[trajectory.group_id], not trajectory.steps
-        is_chat, is_agent = self._prompts.is_chat(group.messages), self._config.is_agent
+        In a chat the frame alone is read, too: of a silent reset, or a tool's empty result."""
+        is_first, is_agent = not trajectory.steps, self._config.is_agent
         if not step.messages and not (is_chat and is_first):
             return NOTHING
         if is_chat not in self._rendering:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.connections.message_checks import end_record
+from coordinator.dispatch.message_rendering import MessageRenderer
 from coordinator.persistence.state import State
 from coordinator.rollouts.episodes import branch_of
 from coordinator.run import build
@@ -16,6 +17,7 @@ from headrace.protocol.messages.environments import InsertedMessage, Step, StepA
 from headrace.protocol.records.record_types import Incident, TrajectoryEnded
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.trajectory.trajectories import Trajectory
+from tests.byte_tokenizer import train_tokenizer
 from tests.coordinator.stage import GENERATOR, LEARNER, MONITOR, REWARD, Stage
 from tests.coordinator.test_loop import run_config
 
@@ -323,6 +325,28 @@ def test_what_cannot_be_answered_fails_and_earns_nothing(
         await stage.hub.recorder.flush()
         told = [r.text for r in stage.store.replay() if isinstance(r, Incident)]
         assert any(words in text for text in told), told
+
+    play(tmp_path / "run-1", story)
+
+
+def test_a_tool_that_prints_nothing_has_answered_in_a_chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template says whose answer it was, and that the policy goes on."""
+    tokenizer = train_tokenizer(iter(["a few words"]), vocab_size=300, max_length=512)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+    async def story(stage: EpisodeStage) -> None:
+        first, episodes = stage.first(), stage.coordinator.parts.episodes
+        assert episodes is not None
+        await stage.answer(Step())
+        await stage.turn(first, 2)
+        monkeypatch.setattr(episodes._prompts, "is_chat", lambda _messages: True)
+        episodes._rendering[True] = MessageRenderer(tokenizer, is_chat=True)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(messages=[InsertedMessage("tool", "")]))
+        assert (first.status, first.paused) == ("running", False)
+        assert [(p.source, p.turn) for p in first.pieces] == [("policy", 0), ("template", 1)]
 
     play(tmp_path / "run-1", story)
 
