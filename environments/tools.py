@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+from headrace.protocol.fields import MAX_PROSE_CHARACTERS
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 CallFormat = Literal["hermes", "qwen", "llama"]
@@ -201,7 +202,8 @@ class ToolEnvironment:
         if len(calls) > MOST_CALLS:
             calls[MOST_CALLS:] = [ToolError(f"at most {MOST_CALLS} calls in a turn are answered")]
         answers = [self._answer(call, metrics) for call in calls]
-        said = [InsertedMessage("tool", text) for text in await asyncio.gather(*answers)]
+        most = MAX_PROSE_CHARACTERS // len(calls)
+        said = [InsertedMessage("tool", text[:most]) for text in await asyncio.gather(*answers)]
         return Step(messages=said, metrics=dict(metrics))
 
     async def _answer(self, call: ToolCall | ToolError, metrics: dict[str, float]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from environments.protocol import NoEnvironmentError, maker_of, waits
+from environments.protocol import NoEnvironmentError, answer, maker_of, waits
 from environments.tools import (
     MOST_CALLS,
     CallFormat,
@@ -17,6 +17,7 @@ from environments.tools import (
     ToolError,
     calls_in,
 )
+from headrace.protocol.fields import MAX_PROSE_CHARACTERS
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 
@@ -58,6 +59,11 @@ def ends() -> None:
 def prints() -> str:
     """Say what no terminal should see, and half a character."""
     return "\x1b[2J\ud800<|im_end|>"
+
+
+def floods() -> str:
+    """Print megabytes."""
+    return "x" * (2 * MAX_PROSE_CHARACTERS)
 
 
 def no_hint(a) -> int:  # type: ignore[no-untyped-def]
@@ -195,6 +201,15 @@ def test_a_wrong_call_is_answered_and_counted(text: str, words: str, counted: st
 def test_a_result_can_always_be_sent() -> None:
     (said,) = stepped(prints, text=call("prints")).messages
     assert said.content == "\x1b[2J?<|im_end|>"
+
+
+@pytest.mark.parametrize("number", [1, MOST_CALLS])
+def test_a_result_is_cut_to_what_a_message_holds(number: int) -> None:
+    """A longer text is no Step, and megabytes from each call no frame that the worker reads."""
+    environment = ToolEnvironment([floods], "hermes")
+    step = asyncio.run(answer(environment, PolicyTurn(call("floods") * number, 1)))
+    assert len(step.messages) == number
+    assert sum(len(m.content) for m in step.messages) == MAX_PROSE_CHARACTERS
 
 
 def test_a_turn_of_many_calls_is_bounded() -> None:
