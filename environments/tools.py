@@ -229,9 +229,8 @@ class ToolEnvironment:
 
 
 def _text(found: Any) -> str:
-    if isinstance(found, str):
-        return found.encode(errors="replace").decode()
     try:
-        return msgspec.json.encode(found).decode()
+        text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
     except TypeError:
-        return str(found)
+        text = str(found)
+    return text.encode(errors="replace").decode()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -59,6 +60,11 @@ def ends() -> None:
 def prints() -> str:
     """Say what no terminal should see, and half a character."""
     return "\x1b[2J\ud800<|im_end|>"
+
+
+def finds() -> Path:
+    """Find a file whose name is no text."""
+    return Path("a\udcff")
 
 
 def floods() -> str:
@@ -198,9 +204,10 @@ def test_a_wrong_call_is_answered_and_counted(text: str, words: str, counted: st
     assert (step.metrics["errors"], step.metrics[counted], step.done) == (1.0, 1.0, False)
 
 
-def test_a_result_can_always_be_sent() -> None:
-    (said,) = stepped(prints, text=call("prints")).messages
-    assert said.content == "\x1b[2J?<|im_end|>"
+@pytest.mark.parametrize(("tool", "text"), [(prints, "\x1b[2J?<|im_end|>"), (finds, "a?")])
+def test_a_result_can_always_be_sent(tool: Callable[..., Any], text: str) -> None:
+    (said,) = stepped(tool, text=call(tool.__name__)).messages
+    assert said.content == text
 
 
 @pytest.mark.parametrize("number", [1, MOST_CALLS])
