@@ -135,7 +135,13 @@ class ChildEpisodes:
         began = time.perf_counter()
         status, step, error = "ok", Step(), ""
         try:
-            step = await self._step(ask)
+            episode = self._known.get(ask.trajectory_id)
+            if episode is None or episode.turns != ask.turn - 1:
+                episode = await self._again(ask)
+                if ask.turn:  # What was played again is no time of this turn.
+                    began = time.perf_counter()
+            async with episode.busy:
+                step = await _next_step(episode, ask)
         except (Exception, SystemExit, asyncio.CancelledError) as raised:
             self._let_go(ask.trajectory_id)
             status = FAULTS.get(type(raised), "crashed")
@@ -150,16 +156,6 @@ class ChildEpisodes:
             seconds=time.perf_counter() - began,
             error=error,
         )
-
-    async def _step(self, ask: StepAsk) -> Step:
-        episode = self._known.get(ask.trajectory_id)
-        if episode is None or episode.turns != ask.turn - 1:
-            episode = await self._again(ask)
-        async with episode.busy:
-            episode.turns += 1
-            if ask.turn == 0:
-                return await begin(episode.environment, json.loads(ask.row), ask.seed)
-            return await answer(episode.environment, ask.turns[-1])
 
     async def _again(self, ask: StepAsk) -> ChildEpisode:
         """Build an environment again up to a request; it has to give the same answers."""
@@ -181,6 +177,13 @@ class ChildEpisodes:
                 raise DivergedError(f"built again, it answered turn {number} otherwise than before")
         episode.turns = ask.turn - 1
         return episode
+
+
+async def _next_step(episode: ChildEpisode, ask: StepAsk) -> Step:
+    episode.turns += 1
+    if ask.turn == 0:
+        return await begin(episode.environment, json.loads(ask.row), ask.seed)
+    return await answer(episode.environment, ask.turns[-1])
 
 
 async def _close(episode: ChildEpisode) -> None:

@@ -76,6 +76,14 @@ class Slow(Echo):
         time.sleep(0.5)
 
 
+class Steady(Echo):
+    """Takes as long for each turn."""
+
+    def step(self, turn: Any) -> dict[str, Any]:
+        time.sleep(0.3)
+        return super().step(turn)
+
+
 class Torn(Echo):
     """Says half a character."""
 

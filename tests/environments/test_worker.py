@@ -188,6 +188,22 @@ def test_another_worker_builds_an_episode_from_its_turns() -> None:
     play("Echo", story)
 
 
+def test_turns_that_are_played_again_take_no_time_of_the_episode() -> None:
+    """Its limit is on its own steps, and whoever made it begin again is another one."""
+
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        for text in "abc":
+            await player.say(1, text)
+        async with pool("Steady") as other:
+            player.pool = other
+            reply = await player.say(1, "d", fresh=True)
+        assert texts(reply) == ["4:d"]
+        assert 0.3 <= reply.seconds < 0.9, "one turn of four"
+
+    play("Steady", story)
+
+
 @pytest.mark.parametrize(("thing", "status"), [("Fickle", "diverged"), ("Mortal", "lost")])
 def test_an_episode_that_cannot_be_built_again(thing: str, status: str) -> None:
     async def story(player: Player) -> None:
