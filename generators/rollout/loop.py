@@ -97,7 +97,8 @@ class GeneratorLoop:
         self._noticed = asyncio.Event()
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heard = time.monotonic()
+        self._silent_s = 0.0
+        """Seconds in which this process listened, and no message came."""
         self._leases_until = -1
         """Lease id below which all leases have arrived, or never will."""
         self._tokens = self._discarded_tokens = 0
@@ -150,7 +151,7 @@ class GeneratorLoop:
     async def _receive(self) -> None:
         while True:
             message = await self._channel.receive()
-            self._heard = time.monotonic()
+            self._silent_s = 0.0
             match message:
                 case m.Leases(leases=leases):
                     for lease in leases:
@@ -285,20 +286,18 @@ class GeneratorLoop:
 
     async def _watch(self) -> None:
         """Report once per second, and react to silence."""
-        greeted = time.monotonic()
+        since_hello = 0.0
         while True:
             await asyncio.sleep(_REPORT_S)
-            now = time.monotonic()
-            if now - self._heard > self._stall_timeout_s:
-                raise RunFailedError(
-                    f"nothing heard from the coordinator for {now - self._heard:.0f} s"
-                )
+            # A standstill of this process, with messages waiting, counts as one report's time.
+            self._silent_s, since_hello = self._silent_s + _REPORT_S, since_hello + _REPORT_S
+            if (silent_s := self._silent_s) > self._stall_timeout_s:
+                raise RunFailedError(f"nothing heard from the coordinator for {silent_s:.0f} s")
             patience = _SILENT_HEARTBEATS * self._heartbeat_s
-            heard = 0.0 if self._outbox.paused else self._heard
-            if now - max(heard, greeted) > patience:
-                greeted = now
+            if (since_hello if self._outbox.paused else min(silent_s, since_hello)) > patience:
+                since_hello = 0.0
                 await self._greet()
-            elif self._outbox.waits_since() < now - patience:
+            elif self._outbox.waits_since() < time.monotonic() - patience:
                 self._outbox.resend()
             await self._channel.send(self._report())
 

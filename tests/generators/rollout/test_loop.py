@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -266,6 +267,19 @@ async def test_silence_brings_hello_again_and_then_the_end(scenes: Callable[...,
     await scene.coordinator.until(lambda: len(scene.coordinator.got(Hello)) >= 2)
     with pytest.raises(RunFailedError, match="nothing heard"):
         await scene.task
+
+
+async def test_a_generator_that_stood_still_reads_what_came_meanwhile(
+    scenes: Callable[..., Scene],
+) -> None:
+    """Stopped for longer than the stall time-out, by SIGSTOP or with its machine, it is no one
+    whom the coordinator has left."""
+    scene = scenes(stall_timeout_s=2.5)
+    await scene.begin()
+    await scene.coordinator.send(Heartbeat())
+    time.sleep(3.0)
+    await asyncio.sleep(0.5)
+    assert not scene.task.done()
 
 
 async def test_shutdown_holds_what_is_live_and_says_goodbye(scenes: Callable[..., Scene]) -> None:
