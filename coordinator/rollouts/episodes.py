@@ -334,9 +334,6 @@ class EpisodeManager:
         cut_short = [trajectory for trajectory in trajectories if trajectory.complete]
         for trajectory in cut_short:
             self._reward(trajectory)
-        for trajectory in trajectories:
-            self._branches.pop(trajectory.trajectory_id, None)
-            self._forget(trajectory.trajectory_id)
         self._hub.settle_windows(cut_short)
 
     def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
