@@ -252,6 +252,8 @@ class GeneratorLoop:
             if notice.version > self._engine.version:
                 with self._work.moving(f"loading version {notice.version}"):
                     answer = await self._load(notice)
+            if answer.error is not None and self._noticed.is_set():
+                continue  # It was overtaken, and nobody waits for it.
             await self._channel.send(answer)
             for lease in list(self._waiting.values()):
                 del self._waiting[lease.lease_id]
@@ -278,9 +280,7 @@ class GeneratorLoop:
                 continue
             self.time.add_pause(report.gap_s)
             return m.WeightsLoaded(version=notice.version, gap_s=report.gap_s, load_s=report.load_s)
-        return m.WeightsLoaded(
-            version=notice.version, gap_s=0.0, load_s=0.0, error=cause or "a newer version is here"
-        )
+        return m.WeightsLoaded(version=notice.version, gap_s=0.0, load_s=0.0, error=cause)
 
     # -- staying in touch --------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 from generators.engine import EngineDeadError, GenerationRequest, TokenDelta
 from generators.engines.fake_engine import FakeEngine
@@ -339,6 +340,21 @@ async def test_weights_that_do_not_match_their_hash_are_reported(
     assert isinstance(loaded, WeightsLoaded)
     assert "announced" in (loaded.error or "")
     assert scene.engine.version == 0
+
+
+async def test_a_failure_of_weights_that_were_overtaken_is_no_answer(
+    scenes: Callable[..., Scene],
+) -> None:
+    """Before a run trains, a failure of the first ones would end it."""
+    scene = scenes()
+    await scene.coordinator.until(lambda: bool(scene.coordinator.got(Hello)))
+    await scene.coordinator.send(replace(scene.notice(0), digest="0" * 32))
+    await asyncio.sleep(0.3)  # It has failed once, and is about to try again.
+    await scene.coordinator.send(scene.notice(1))
+    await scene.coordinator.until(lambda: scene.engine.version == 1)
+    await scene.coordinator.until(lambda: bool(scene.coordinator.got(WeightsLoaded)))
+    answers = scene.coordinator.got(WeightsLoaded)
+    assert [(a.version, a.error) for a in answers if isinstance(a, WeightsLoaded)] == [(1, None)]
 
 
 async def test_a_refusal_ends_the_process_with_its_reason(scenes: Callable[..., Scene]) -> None:
