@@ -245,7 +245,8 @@ class TorchEngine:
                 done = len(known) - 1
                 own = [(k[place, None, :, -done:], v[place, None, :, -done:]) for k, v in cache]
             else:
-                done = len(known) - row.request.position - row.generated
+                # The prompt, or of an agent's answer, which has none, its first token.
+                done = max(1, len(known) - row.request.position - row.generated)
                 logits, own = self._forward([known[:done]], [])
             for length in range(done + 1, len(known) + 1):
                 logits, own = self._forward([known[:length]], own)

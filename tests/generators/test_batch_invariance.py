@@ -3,6 +3,7 @@ resumed, changes none of its numbers to the bit."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,13 @@ async def test_neither_others_nor_resuming_change_an_answer(engine: TorchEngine)
         )
         for cut, rest in zip(cuts, rests, strict=True):
             assert rest == (tokens[cut:], logprobs[cut:])
+
+
+async def test_an_answer_without_a_prompt_is_one_like_others(engine: TorchEngine) -> None:
+    """All that an agent's policy reads was inserted behind an empty prompt."""
+    request = REQUESTS[0]
+    whole = replace(request, request_id="agent", position=len(request.prompt_ids))
+    tokens, logprobs = await answer(engine, whole)
+    cut = len(tokens) // 2
+    rest = replace(resumed(whole, tokens[:cut]), position=whole.position + cut)
+    assert await answer(engine, rest) == (tokens[cut:], logprobs[cut:])
