@@ -7,8 +7,8 @@ tests check each point on each of them:
   is set (it may have no tokens): `stop` (an end token, which is included), `length` (`max_tokens`
   reached), or `aborted`.
 - A token's logprob is of the distribution it was sampled from: after temperature, top-p, top-k.
-- A request with `fire` whose `position` is 0 has a hot first token: drawn from the hot
-  distribution, its logprob of that distribution, its delta marked `hot`. No other token is hot.
+- A request with `fire` has a hot first token: drawn from the hot distribution, its logprob of that
+  distribution, its delta marked `hot`. No other token is hot.
 - Every delta is of one weight version, and the version is that of the weights whose forward pass
   gave the token's distribution. It is exact for each token, however slow the consumer is.
 - The same request alone on the same weights gives the same tokens each time. With another seed or
@@ -72,11 +72,6 @@ class GenerationRequest:
     fire: FireSampling | None = None
     cache_version: int = -1
     media: Sequence[MediaRun] = ()
-
-    @property
-    def hot(self) -> FireSampling | None:
-        """Sampling of a hot first token; None: it is drawn like all others."""
-        return self.fire if self.position == 0 else None
 
 
 class TokenDelta(NamedTuple):

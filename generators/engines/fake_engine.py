@@ -64,7 +64,7 @@ class FakeEngine:
         if request.position >= ends_at:  # a later turn, which has a length of its own
             ends_at = request.position + self._length(key ^ request.position)
         if request.fire is not None and request.fire.ban_eos:
-            ends_at = max(2, ends_at)
+            ends_at = max(request.position + 2, ends_at)
         try:
             for step in range(request.max_tokens):
                 await asyncio.sleep(self._step_s)
@@ -76,7 +76,7 @@ class FakeEngine:
                 if position + 1 >= ends_at:
                     finish = "stop"
                 token, logprob = self._token(key, position, finish == "stop")
-                hot = request.hot if step == 0 else None
+                hot = request.fire if step == 0 else None
                 if hot is not None:
                     token, logprob = self._hot_token(token, hot, finish == "stop")
                 yield TokenDelta([token], [logprob], self.version, finish, hot is not None)

@@ -211,7 +211,7 @@ class TorchEngine:
         token_ids, logprobs = sample(logits, [row.request for row in rows], positions, self._ends)
         sampled = []
         for row, token, logprob in zip(rows, token_ids, logprobs, strict=True):
-            hot = row.request.hot is not None and row.generated == 0
+            hot = row.request.fire is not None and row.generated == 0
             row.known.append(token)
             finish: DeltaFinish | None = None
             if token in self._ends:
@@ -301,12 +301,13 @@ def sample(
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row of logits [rows, vocabulary]; return ids and logprobs.
 
-    Logprobs are after temperature, top-k and top-p; a request's hot token is at position 0 of its
-    response. The draw inverts the distribution function at uniform(seed, position)."""
+    Logprobs are after temperature, top-k and top-p; a request's hot token is its first. The
+    draw inverts the distribution function at uniform(seed, position)."""
     temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
     hot = [
-        r.fire if position == 0 else None for r, position in zip(requests, positions, strict=True)
+        r.fire if position == r.position else None
+        for r, position in zip(requests, positions, strict=True)
     ]
     for row, (request, fire) in enumerate(zip(requests, hot, strict=True)):
         if fire is not None:

@@ -309,20 +309,20 @@ class VllmEngine:
 
     def _extra_args(self, request: GenerationRequest) -> dict[str, Any] | None:
         """Return the hot-token processor's input, which no sampling setting can replace."""
-        if request.hot is None:
+        if request.fire is None:
             return None
         from generators.engines.vllm_fire import EXTRA_ARG
 
-        return {EXTRA_ARG: msgspec.to_builtins(request.hot)}
+        return {EXTRA_ARG: msgspec.to_builtins(request.fire)}
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         if len(request.prompt_ids) >= self._settings.max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
-        if request.hot is not None and not self._settings.hot_tokens:
+        if request.fire is not None and not self._settings.hot_tokens:
             raise RequestError("this engine was built without hot tokens")
-        live = self._live[request.request_id] = _LiveRequest(hot=request.hot is not None)
+        live = self._live[request.request_id] = _LiveRequest(hot=request.fire is not None)
         ended = True
         try:
             outputs = await self._submit(request, live)

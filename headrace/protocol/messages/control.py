@@ -150,8 +150,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     that chunks of a lease that was taken back are recognised. In streaming mode windows are cut at
     `next_border`, which inserted tokens move, and every `window` positions from there, without a
     stop. `version_at_least`: do not start before these weights are loaded. `next_chunk` is the
-    index of the first chunk. `fire`: the first sampled token is drawn hot; a lease with a prefix
-    has that token already and draws none. `cache_version`: where keys and values are kept over
+    index of the first chunk. `fire`: the first token is drawn hot; a lease whose prefix has
+    sampled tokens comes without it. `cache_version`: where keys and values are kept over
     updates, the weights under which a prefix cache has earlier turns; -1: the newest alone.
     `media`: the images of the prompt."""
 

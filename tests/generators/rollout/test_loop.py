@@ -107,7 +107,7 @@ async def scenes(tmp_path: Path) -> AsyncIterator[Callable[..., Scene]]:
 async def test_a_lease_with_fire_has_its_first_token_marked_hot(
     scenes: Callable[..., Scene],
 ) -> None:
-    """A regular lease has no mark, and neither has one that goes on with a prefix."""
+    """Also behind a prefix, which an environment has written; a regular lease has no mark."""
     scene = scenes()
     await scene.begin()
     fire = FireSampling(temperature=30.0, top_k=4)
@@ -119,7 +119,8 @@ async def test_a_lease_with_fire_has_its_first_token_marked_hot(
     await scene.coordinator.until(lambda: scene.coordinator.ended(0, 1, 2))
     marks = [[chunk.streams for chunk in scene.coordinator.of(i)] for i in range(3)]
     assert marks[0][0] == Streams(marks=[Mark("hot", 0, 1)])
-    assert not any(marks[0][1:] + marks[1] + marks[2])
+    assert marks[2][0] == Streams(marks=[Mark("hot", 3, 4)])
+    assert not any(marks[0][1:] + marks[1] + marks[2][1:])
 
 
 async def test_leases_become_chunks_that_are_the_engine_s_stream(
