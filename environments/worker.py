@@ -254,9 +254,9 @@ class EnvironmentPool:
                 break
             except TimeoutError:
                 await self._renew(episode.index, child)
-                if tries or not child.ready.result().waits:
+                if tries or not child.ready.result().replayable:
                     return self._failed(ask, "timeout", began, "no answer before the deadline")
-                tries = 1  # Another coroutine may have stopped the loop: once more, alone.
+                tries = 1  # Another's step or close may have stopped the child: once more, alone.
             except ChildGoneError as gone:
                 error = str(gone)
                 # A child that was gone before, or was killed, ended by another request.

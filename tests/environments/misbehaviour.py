@@ -76,6 +76,13 @@ class Slow(Echo):
         time.sleep(0.5)
 
 
+class Lingering(Echo):
+    """Takes its time to close."""
+
+    def close(self) -> None:
+        time.sleep(0.8)
+
+
 class Steady(Echo):
     """Takes as long for each turn."""
 

@@ -168,6 +168,16 @@ def test_one_that_hangs_is_given_up_and_its_neighbours_are_built_again() -> None
     play("Echo", story, timeout_s=0.3)
 
 
+def test_who_waits_for_another_one_to_close_is_no_failure() -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        await player.begin(2)
+        player.pool.end([1])
+        assert texts(await player.say(2, "a")) == ["1:a"]
+
+    play("Lingering", story, timeout_s=0.5)
+
+
 def test_a_child_that_dies_once_costs_nothing(tmp_path: Path) -> None:
     async def story(player: Player) -> None:
         await player.begin(1)
