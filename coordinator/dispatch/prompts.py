@@ -57,8 +57,8 @@ def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> 
 class EncodedPrompt:
     """A prompt as text and as token ids.
 
-    `messages`: JSON of a chat's messages, whose images are named by their SHA-256; `media`: their
-    positions in the ids by `processor`; `files`: the images by SHA-256."""
+    `messages`: as in GroupIssued, with images named by their SHA-256; `media`: their positions in
+    the ids by `processor`; `files`: the images by SHA-256."""
 
     text: str
     ids: Int32
@@ -126,7 +126,7 @@ class Prompts:
         files = dict(zip(digests, images, strict=True))
         asked = with_images(row.prompt, digests)
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        said = "" if isinstance(asked, str) else json.dumps(messages)
+        said = json.dumps(asked)
 
         def pixels(digest: str) -> Any:
             try:

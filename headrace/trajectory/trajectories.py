@@ -305,8 +305,10 @@ class Group:
 
     @classmethod
     def issued(cls, record: GroupIssued) -> "Group":
-        """The group as its record says."""
-        return cls(**{each.name: getattr(record, each.name) for each in fields(cls)})
+        """The group as its record says; it has `messages` of a chat alone."""
+        known = {each.name: getattr(record, each.name) for each in fields(cls)}
+        is_chat = record.messages.startswith("[")
+        return cls(**known | {"messages": record.messages if is_chat else ""})
 
     def issued_again(self, **its_own: Any) -> GroupIssued:
         """Return the record of another group of this prompt; `its_own`: ids, opening, seeds."""

@@ -1,6 +1,6 @@
 """Prompts and answers as texts or as chats.
 
-In: a run's journal. Out: the chat messages of prompts that were chats in the dataset, and the forms
+In: a run's journal. Out: the chat messages of prompts that the policy read as chats, and the forms
 that trainers take. Promise: a text is what the policy saw, token for token; a chat is what the
 dataset had, for a trainer that applies the same template to it.
 """
@@ -46,7 +46,8 @@ class _PromptRecord(msgspec.Struct):
 class PromptChats:
     """The chats among a run's prompts, and their images.
 
-    `complete`: every training prompt is a chat, or an environment makes turns of what follows it.
+    `complete`: the policy read every training prompt as a chat, or an environment makes turns of
+    what follows it.
     `fields`: a column of images where a prompt has some."""
 
     def __init__(self, reader: RunReader) -> None:
@@ -105,8 +106,9 @@ def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[in
     return chats
 
 
-def _plain(messages: list[dict[str, Any]]) -> Chat:
-    """Messages with their content as one text; images are apart."""
+def _plain(asked: list[dict[str, Any]] | str) -> Chat:
+    """Messages with their content as one text; images are apart. A text is what the user says."""
+    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     return [
         {"role": str(message["role"]), "content": _text(message["content"])} for message in messages
     ]

@@ -63,7 +63,7 @@ class SftRows(RowsOfTrajectories):
     """Rows of the export `sft`.
 
     `layout`: native, trl (prompt and completion), verl (messages) or turns. In trl's they are chats
-    where every training prompt of the run is one, or an environment answers, else texts."""
+    where the policy read every training prompt as one, or an environment answers, else texts."""
 
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: ColumnNames, layout: str = "native"
@@ -129,8 +129,8 @@ def answers_of(page: Page, decoder: TextDecoder) -> Iterator[Answer]:
 class PreferenceRows:
     """Rows of the export `preferences`.
 
-    `layout`: native or trl (prompt, chosen, rejected). In trl's they are chats where every training
-    prompt of the run is one, or an environment answers, else texts."""
+    `layout`: native or trl (prompt, chosen, rejected). In trl's they are chats where the
+    policy read every training prompt as one, or an environment answers, else texts."""
 
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: ColumnNames, layout: str = "native"

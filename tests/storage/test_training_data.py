@@ -188,6 +188,23 @@ def test_plain_prompts_among_chats_are_texts_for_trainers(tmp_path: Path) -> Non
     assert [row["prompt"] for row in rows] == ["20 + 1 =", "21 + 1 ="]
 
 
+def test_plain_prompts_in_a_template_are_chats_without_it(tmp_path: Path) -> None:
+    """A trainer applies the template itself."""
+    pair = answers(20, (4, "finished", 1.0, True), (5, "finished", 0.0, False))
+    issued = msgspec.structs.replace(
+        pair[0], prompt="<user>20 + 1 =<end>", messages=json.dumps("20 + 1 =")
+    )
+    run_dir = run_of(tmp_path, [issued, *pair[1:]])
+    prompt = [{"role": "user", "content": "20 + 1 ="}]
+    right = [{"role": "assistant", "content": WORDS[4]}]
+    (native,) = exported(run_dir, "sft")
+    assert (native["prompt"], native["messages"]) == ("<user>20 + 1 =<end>", [*prompt, *right])
+    assert exported(run_dir, "sft", schema="verl") == [{"messages": [*prompt, *right]}]
+    assert exported(run_dir, "sft", schema="trl") == [{"prompt": prompt, "completion": right}]
+    (turn,) = exported(run_dir, "sft", schema="turns")
+    assert (turn["prompt"], turn["completion"]) == (prompt, right)
+
+
 def test_what_cannot_be_had(tmp_path: Path) -> None:
     run_dir = run_of(tmp_path, *PLAIN)
     out = tmp_path / "out.parquet"

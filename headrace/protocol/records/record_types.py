@@ -47,7 +47,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     info: str
     """JSON object."""
     messages: str = ""
-    """JSON list of chat messages where the row's prompt is a chat."""
+    """JSON of the row's prompt: a chat's messages, or a text that the chat template framed. Empty:
+    the policy reads the text as it is."""
     prompt_ids: Int32
     """The opening: all tokens before position 0."""
     trajectory_ids: list[int]

@@ -9,6 +9,7 @@ import pytest
 from coordinator.dispatch.prompts import Prompts
 from headrace.config.loading.recipe import load_recipe
 from headrace.errors import UserError
+from headrace.trajectory.trajectories import Group
 from tests.coordinator.dispatch.test_mixture import recipe
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.toml"
@@ -61,3 +62,13 @@ def test_a_run_whose_rows_are_all_refused_says_why(tmp_path: Path) -> None:
     prompts = chats(tmp_path, ["system"] * 4)
     with pytest.raises(UserError, match=r"refused \(skipped: row r\d, .*: no system role\)"):
         prompts.next_group(0, 0, 0)
+
+
+def test_a_plain_prompt_is_recorded_beside_what_the_template_makes_of_it() -> None:
+    """Exports make a chat of it, for a trainer that applies the template again; to rewards and
+    environments it is a plain prompt."""
+    prompts = Prompts(load_recipe(RECIPE, ['model.chat_template="always"']))
+    prompts._tokenizer.chat_template = "={{ messages[0].content }}"
+    issued = prompts.next_group(0, 0, 0)
+    assert issued.prompt == f"={json.loads(issued.messages)}"
+    assert Group.issued(issued).messages == ""
