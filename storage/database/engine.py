@@ -6,6 +6,7 @@ WAL is not fsynced at each commit (synchronous NORMAL): the journal is, and SQL 
 """
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -101,14 +102,17 @@ def check_schema(engine: Engine) -> None:
 
 def read_file(path: Path) -> Engine:
     """An engine for a SQLite file that cannot write."""
-    # A folder nobody can write to has no place for the WAL's index: it can only be read as it is.
-    mode = {"mode": "ro"} if os.access(path.parent, os.W_OK) else {"immutable": "1"}
-    file = f"file:{quote(str(path))}"
-    return create_engine(
-        URL.create("sqlite", database=file, query={**mode, "uri": "true"}),
-        connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
-        poolclass=NullPool,
-    )
+    place = URL.create("sqlite", database=str(path))
+    return create_engine(place, creator=partial(_connect_reader, path), poolclass=NullPool)
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    # A folder nobody can write to has no place for the WAL's index. The one of a writer that is
+    # there, or was killed, will do; without one the file is whole, and is read as it is.
+    beside = (path.with_name(f"{path.name}{ending}") for ending in ("-wal", "-shm"))
+    has_place = os.access(path.parent, os.W_OK) or all(file.exists() for file in beside)
+    file = f"file:{quote(str(path))}?{'mode=ro' if has_place else 'immutable=1'}"
+    return sqlite3.connect(file, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=True)
 
 
 def upgrade(engine: Engine) -> None:

@@ -1,17 +1,18 @@
 """Engines and migrations, on SQLite and on PostgreSQL."""
 
+import os
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, event, inspect, text
+from sqlalchemy import Connection, Engine, event, insert, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 import storage
 from headrace.errors import UserError
 from storage.database.engine import DATABASE_VERSION, open_reader, open_writer, upgrade
-from storage.database.tables import Base
+from storage.database.tables import Base, Run
 
 
 def differences(engine: Engine) -> list[object]:
@@ -75,6 +76,24 @@ def test_reader_cannot_write(tmp_path: Path) -> None:
     engine = open_reader(tmp_path, None)
     with engine.connect() as connection, pytest.raises(DBAPIError, match="readonly"):
         connection.execute(text("delete from runs"))
+
+
+def test_a_reader_who_cannot_write_the_folder_sees_what_the_writer_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it writes, when all that there is stands in the WAL, and when it has ended."""
+    writer = open_writer(tmp_path, None)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    reader = open_reader(tmp_path, None)
+    for number in (1, 2):
+        with writer.begin() as connection:
+            connection.execute(insert(Run).values(run_id=f"run-{number}", name="", config={}))
+        with reader.connect() as connection:
+            assert connection.execute(text("select count(*) from runs")).scalar() == number
+    writer.dispose()
+    assert [path.name for path in tmp_path.iterdir()] == ["headrace.sqlite"]
+    with reader.connect() as connection:
+        assert connection.execute(text("select count(*) from runs")).scalar() == 2
 
 
 @pytest.mark.postgresql
