@@ -54,6 +54,7 @@ SqlRow = dict[str, Any]
 def _check_structure(connection: Connection, findings: Findings) -> bool:
     """Run SQLite's integrity check; returns whether the file is whole."""
     if connection.dialect.name != "sqlite":
+        connection.execute(select(1))  # a server's moment is that of the first query
         return True
     lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FAULTS})").scalars()
     faults = [text for text in lines if text != "ok"]

@@ -41,6 +41,7 @@ from headrace.protocol.token_spans import Span
 from headrace.run_files.run_folder import CHECKPOINT_FORMAT, manifest_text
 from headrace_cli.cli import main
 from storage.audit import KINDS, AuditReport, audit_run, repair
+from storage.audit.reading import survey
 from storage.database.engine import SQLITE_NAME
 from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import SegmentWriter
@@ -54,6 +55,7 @@ from tests.storage.lives import (
     write_whole,
 )
 from tests.storage.samples import chunk, closed, group, run_config, taken
+from tests.storage.test_run_store import settled
 
 BY_HAND = {
     "generated": 20,
@@ -148,6 +150,30 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
         report = audit_run(tmp_path / "run")
     assert report.findings == []
     assert report.counts == BY_HAND
+
+
+@pytest.mark.postgresql
+def test_a_run_on_a_server_that_goes_on(
+    tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that come while the journal is read first are no matter of the audit."""
+    records, run_dir = run_by_hand(), tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config(storage={"database": postgresql_url}))
+    store.append(records[:30])
+    settled(store)
+    write_checkpoint(run_dir, 1)
+
+    def survey_and_write(*arguments: Any, **options: Any) -> Any:
+        found = survey(*arguments, **options)
+        store.append(records[30:])
+        settled(store)
+        return found
+
+    monkeypatch.setattr("storage.audit.run_audit.survey", survey_and_write)
+    report = audit_run(run_dir)
+    store.close()
+    assert report.findings == []
+    assert report.looked_at["records"] == 30
 
 
 # -- breaches --------------------------------------------------------------------------------------
