@@ -240,8 +240,8 @@ def _project(run_dir: Path, config: Mapping[str, Any]) -> None:
             (run_dir / f"{SQLITE_NAME}{ending}").unlink(missing_ok=True)
     engine: Engine = open_writer(run_dir, url)
     with engine.begin() as connection:
-        run = projection.register(connection, run_id_of(run_dir), config)
-        projection.forget(connection, run)
+        projection.forget(connection, run_id := run_id_of(run_dir))
+        run = projection.register(connection, run_id, config)
         for pairs in read_journal(run_dir / "journal"):
             projection.apply(connection, run, pairs)
     engine.dispose()

@@ -95,14 +95,13 @@ def next_offset(connection: Connection, run: int) -> int:
     return connection.execute(query).scalar_one()
 
 
-def forget(connection: Connection, run: int) -> None:
-    """Remove all rows of a run but its own, for another projection of the journal."""
+def forget(connection: Connection, run_id: str) -> None:
+    """Remove all rows of a run, for another projection of the journal."""
+    run = select(Run.id).where(Run.run_id == run_id).scalar_subquery()
     for table in reversed(Base.metadata.sorted_tables):
-        if "run" in table.c and table.name != Projection.__tablename__:
+        if "run" in table.c:
             connection.execute(delete(table).where(table.c.run == run))
-    connection.execute(
-        update(Projection).where(Projection.run == run).values(next_offset=0, last_at=None)
-    )
+    connection.execute(delete(Run).where(Run.run_id == run_id))
 
 
 def apply(connection: Connection, run: int, records: Sequence[tuple[int, r.Record]]) -> None:

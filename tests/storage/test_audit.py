@@ -637,6 +637,21 @@ def test_repair_sets_checkpoints_of_lost_updates_aside(run_dir: Path) -> None:
     assert audit_run(run_dir).findings == []
 
 
+@pytest.mark.postgresql
+def test_repair_on_a_server_leaves_nothing_of_what_is_lost(
+    tmp_path: Path, postgresql_url: str
+) -> None:
+    """The run's own row does not go on with a lineage that the journal has lost."""
+    records = run_by_hand()
+    config = run_config(storage={"database": postgresql_url})
+    run_dir = write_whole(tmp_path / "run", records, config)
+    place = at(records, LineageBegan)
+    write_journal(run_dir, [*records[:place], poisons()[0], *records[place:]])
+    done = repair(run_dir)
+    assert (done.kept, done.made_anew) == (place, True)
+    assert audit_run(run_dir).findings == []
+
+
 def test_repair_leaves_a_sound_or_living_run_alone(run_dir: Path) -> None:
     before = {path: path.read_bytes() for path in (run_dir / "journal").iterdir()}
     assert repair(run_dir).why is None
