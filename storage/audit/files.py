@@ -1,10 +1,9 @@
 """Checks of checkpoints, token diagnostics and token tables against the journal.
 
-In: a run's folder and the facts; for the tables that pages and exports show, a reader of
-their rows. Out: findings for images that are missing or damaged; for
-checkpoints that are missing, not whole or of another update; for
-trained windows whose diagnostics are missing, of another length, or without figures where tokens
-were in the loss; and where a table says otherwise of what was trained.
+In: a run's folder and the facts; for the tables of pages and exports, a reader of their rows. Out:
+findings for images that are missing or damaged; for checkpoints that are missing, not whole or of
+another update; for trained windows whose diagnostics are missing, of another length, or without
+figures where tokens were in the loss; and where a table says otherwise of what was trained.
 """
 
 import os
@@ -67,10 +66,11 @@ def check_checkpoints(run_dir: Path, facts: JournalFacts, findings: Findings) ->
     newest = {path.name for path in sorted(folders, key=lambda path: (len(path.name), path))[-1:]}
     if facts.checkpoints:
         last = list(facts.checkpoints.values())[-1]
-        newest.add(Path(last.path).name)
-        if not (root / Path(last.path).name).is_dir():
+        newest.add(name := Path(last.path).name)
+        # A later one, which may not have been reported yet, is kept in its place.
+        if max(newest, key=lambda each: (len(each), each)) == name and not (root / name).is_dir():
             text = f"the newest one, of update {last.update}, is not there"
-            findings.add("checkpoint", Path(last.path).name, text)
+            findings.add("checkpoint", name, text)
     latest = root / "latest"
     named = latest.read_text(errors="replace") if latest.is_file() else ""
     if (latest.is_file() or folders) and not (
@@ -83,8 +83,7 @@ def check_checkpoints(run_dir: Path, facts: JournalFacts, findings: Findings) ->
             manifest = read_manifest(path)
             problem = checkpoint_problem(path, manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            findings.add("checkpoint", path.name, f"its manifest cannot be read: {error!r}")
-            continue
+            manifest, problem = {}, f"its manifest cannot be read: {error!r}"
         if path in lost:
             problem = problem or "rests on records that the journal does not hold"
         record = recorded.get(path.name)
@@ -93,7 +92,7 @@ def check_checkpoints(run_dir: Path, facts: JournalFacts, findings: Findings) ->
             problem = problem or (
                 f"is of lineage {manifest['lineage']} and the journal says {record.lineage}"
             )
-        if problem:
+        if problem and path.is_dir():  # else a run that goes on has removed it meanwhile
             findings.add("checkpoint", path.name, problem)
     return len(folders)
 

@@ -38,7 +38,7 @@ from headrace.protocol.records.record_types import (
     WindowsReady,
 )
 from headrace.protocol.token_spans import Span
-from headrace.run_files.run_folder import CHECKPOINT_FORMAT, manifest_text
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT, described_files, manifest_text
 from headrace_cli.cli import main
 from storage.audit import KINDS, AuditReport, audit_run, repair
 from storage.audit.reading import survey
@@ -444,6 +444,23 @@ def test_a_flipped_bit_of_a_checkpoint(run_dir: Path) -> None:
     (finding,) = audit_run(run_dir).findings
     assert (finding.kind, finding.where) == ("checkpoint", "step_1")
     assert "weights is damaged" in finding.text
+
+
+def test_a_checkpoint_that_is_removed_for_a_later_one(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is looked at, and before; the journal need not know of the later one yet."""
+
+    def described(folder: Path, names: Any) -> dict[str, dict[str, Any]]:
+        if folder.name == "step_1":
+            shutil.rmtree(folder)
+        return described_files(folder, names)
+
+    write_checkpoint(run_dir, 2, lineage=1)
+    monkeypatch.setattr("storage.audit.files.described_files", described)
+    for _ in range(2):
+        assert audit_run(run_dir).findings == []
+        assert not (run_dir / "checkpoints" / "step_1").exists()
 
 
 def test_no_journal_segment(run_dir: Path) -> None:
