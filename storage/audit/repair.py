@@ -81,6 +81,9 @@ def repair(run_dir: Path) -> RepairReport:
     config = read_config(run_dir)
     check_formats(run_dir)
     with locked(run_dir), hold_writer(run_dir):
+        for name in ("journal", "diagnostics"):  # A repair was killed between its two renames.
+            if not (run_dir / name).exists() and (run_dir / f"{name}.repaired").exists():
+                (run_dir / f"{name}.repaired").rename(run_dir / name)
         findings = Findings()
         whole = survey(run_dir / "journal", findings, growing=False)
         trial = _ReplayTrial(run_dir, config, whole.end)

@@ -669,6 +669,18 @@ def test_repair_on_a_server_leaves_nothing_of_what_is_lost(
     assert audit_run(run_dir).findings == []
 
 
+def test_a_repair_killed_before_its_last_rename_is_brought_to_its_end(run_dir: Path) -> None:
+    """The part that it kept stands whole under another name."""
+    records = run_by_hand()
+    write_journal(run_dir, [*records, poisons()[0]])
+    assert repair(run_dir).kept == len(records)
+    for name in ("journal", "diagnostics"):
+        (run_dir / name).rename(run_dir / f"{name}.repaired")
+    done = repair(run_dir)
+    assert (done.why, done.kept) == (None, len(records))
+    assert audit_run(run_dir).findings == []
+
+
 def test_repair_leaves_a_sound_or_living_run_alone(run_dir: Path) -> None:
     before = {path: path.read_bytes() for path in (run_dir / "journal").iterdir()}
     assert repair(run_dir).why is None
