@@ -232,8 +232,10 @@ class MetricStreamer:
         self, target: Sink, run_dir: Path, folder: Path, *, sleep: Sleep = time.sleep
     ) -> None:
         """`folder`: the sink's, with its position. UserError: it has figures of another run."""
+        from storage.journal.store import run_id_of
+
         self._sink, self._run_dir, self._folder, self._sleep = target, run_dir, folder, sleep
-        self._place = folder / POSITION
+        self._place, self._run_id = folder / POSITION, run_id_of(run_dir)
         self._position = self._last_position()
         self._is_open = False
         self._steps = self._failures = 0
@@ -270,7 +272,7 @@ class MetricStreamer:
         for item in found:
             self._sink.write(item.update, item.at, item.metrics)
             self._position = item.position
-            kept = {"run": self._run_dir.name, **self._position._asdict()}
+            kept = {"run": self._run_id, **self._position._asdict()}
             write_atomically(self._place, json.dumps(kept) + "\n")
             self._steps += 1
             if self._failures:
@@ -308,19 +310,18 @@ class MetricStreamer:
     def _facts(self) -> RunFacts:
         config = run_folder.read_config(self._run_dir).public()
         plain = config.model_dump(mode="json")
-        return RunFacts(self._run_dir.name, config.name, plain, self._folder)
+        return RunFacts(self._run_id, config.name, plain, self._folder)
 
     def _last_position(self) -> "MetricsPosition":
         """Return the position that an earlier call reached."""
         from storage.queries import MetricsPosition
 
-        own = self._run_dir.name
         try:
             kept = json.loads(self._place.read_text())
-            run = kept.pop("run", own)
+            run = kept.pop("run", self._run_id)
             position = MetricsPosition(**kept)
         except (OSError, ValueError, TypeError, AttributeError):
             return MetricsPosition()
-        if run != own:
+        if run != self._run_id:
             raise UserError(f"{self._folder} was told of the run {run}: name another --out")
         return position

@@ -1,6 +1,7 @@
 """`headrace sink`: every figure once, under its own name, whatever the sink does."""
 
 import json
+import shutil
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -188,6 +189,16 @@ def test_a_folder_that_knows_another_run_is_not_gone_on_with(
     assert "was told of the run run-2: name another --out" in line
     assert line.count("\n") == 1
     assert lines_of(tmp_path / "board") == told
+
+
+def test_a_run_whose_folder_was_renamed_is_the_same_run(run_dir: Path, tmp_path: Path) -> None:
+    target = Kept()
+    MetricStreamer(target, run_dir, tmp_path).stream(once=True)
+    assert target.told
+    again = Kept()
+    moved = shutil.copytree(run_dir, tmp_path / "best-so-far")
+    assert MetricStreamer(again, moved, tmp_path).stream(once=True) == 0
+    assert (again.opened, again.told) == (1, [])
 
 
 def test_a_sink_does_not_see_a_password(run_dir: Path, tmp_path: Path) -> None:
