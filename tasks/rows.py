@@ -28,6 +28,7 @@ class TaskRow:
     `prompt` is a plain string, or chat messages for models with a chat template; `answer` is what
     the verifier compares against; `info` keeps the row's columns for reward functions; `domain` is
     that of a mixture, "" elsewhere. Image paths are relative to `folder`, that of the row's file.
+    `plain`: the prompt without the task's template, where it has one.
     """
 
     id: str
@@ -36,6 +37,7 @@ class TaskRow:
     info: dict[str, Any] = field(default_factory=dict)
     domain: str = ""
     folder: str = field(default="", compare=False)
+    plain: str | list[Message] | None = field(default=None, compare=False)
 
 
 def other_than_text(prompt: str | list[Message], *, images: bool = False) -> str | None:

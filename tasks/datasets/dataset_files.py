@@ -186,4 +186,4 @@ def apply_template(row: TaskRow, template: str | None) -> TaskRow:
         if isinstance(row.prompt, str)
         else wrap_last_user(row.prompt, template)
     )
-    return replace(row, prompt=prompt)
+    return replace(row, prompt=prompt, plain=row.prompt)

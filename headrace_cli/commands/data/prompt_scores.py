@@ -105,21 +105,14 @@ def _scored_run(root: Path, name: str) -> Path:
 
 
 def _source(config: RunConfig, path: str | None) -> "PromptSource":
-    """The prompts as their file has them; `path`: of another file."""
+    """The run's prompts; `path`: those of another file."""
     from tasks.datasets.source import build_source
 
     task: Any = config.task
-    plain = {"prompt_template": None}
-    if task.kind == "mixture" and path is None:
-        datasets = {
-            domain: one.model_copy(update=plain if one.kind == "dataset" else {})
-            for domain, one in task.datasets.items()
-        }
-        task = task.model_copy(update={"datasets": datasets})
-    elif task.kind == "dataset":
-        task = task.model_copy(update=plain if path is None else plain | {"path": path})
-    elif path is not None:
-        raise UserError(f"the prompts of {task.kind} are not of one file: leave it out")
+    if path is not None:
+        if task.kind != "dataset":
+            raise UserError(f"the prompts of {task.kind} are not of one file: leave it out")
+        task = task.model_copy(update={"path": path})
     return build_source(task, config.seed)
 
 
@@ -131,7 +124,8 @@ def _training(config: RunConfig, source: "PromptSource") -> "dict[str, TaskRow]"
 def _record(row: "TaskRow", folder: Path) -> dict[str, Any]:
     from tasks.rows import images_in, with_images
 
-    prompt = with_images(row.prompt, [_written(i, row, folder) for i in images_in(row.prompt)])
+    plain = row.prompt if row.plain is None else row.plain
+    prompt = with_images(plain, [_written(i, row, folder) for i in images_in(plain)])
     return {"id": row.id, "prompt": prompt, "answer": row.answer} | {
         key: value for key, value in row.info.items() if key not in ("prompt", "answer")
     }

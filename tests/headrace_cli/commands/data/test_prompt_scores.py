@@ -17,25 +17,31 @@ HALF = "\ud83d"
 """Half a character, which JSON can say and UTF-8 cannot."""
 
 
-def rows_in(folder: Path, name: str) -> Path:
-    """A file of 40 rows whose prompts begin with the file's name."""
+def rows_in(folder: Path, name: str, count: int = 40) -> Path:
+    """A file of rows whose prompts begin with the file's name."""
     path = folder / f"{name}.jsonl"
-    rows = ({"prompt": f"{name} {i}", "answer": "1", "note": HALF} for i in range(40))
+    rows = ({"prompt": f"{name} {i}", "answer": "1", "note": HALF} for i in range(count))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-@pytest.fixture
-def run_dir(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The run that scored the first SCORED prompts of a pool."""
-    task = f'task={{kind="dataset",path="{rows_in(tmp_path, "pool")}"}}'
-    overrides = [task, f"evaluation.num_prompts={SCORED}", f'root="{tmp_path}/runs"']
+def scored_run(
+    recipe: Path, pool: Path, monkeypatch: pytest.MonkeyPatch, *, scored: int, more: str = ""
+) -> str:
+    """The run that scored the first prompts of a pool; `more`: further keys of its task."""
+    task = f'task={{kind="dataset",path="{pool}"{more}}}'
+    overrides = [task, f"evaluation.num_prompts={scored}", f'root="{pool.parent}/runs"']
     config = load_recipe(recipe, overrides)
     figures = {"reward_source": "default", "scored": 16, "mean": 0.5, "lowest": 0.0, "best": 1.0}
-    rows = build_source(config.task, config.seed).training_rows(SCORED)
+    rows = build_source(config.task, config.seed).training_rows(scored)
     found = [{"prompt_id": row.id, "answer": row.answer} | figures for row in rows]
     monkeypatch.setattr("storage.queries.prompt_scores", lambda run_dir: pd.DataFrame(found))
     return str(run_folder.make_run_folder(config))
+
+
+@pytest.fixture
+def run_dir(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    return scored_run(recipe, rows_in(tmp_path, "pool"), monkeypatch, scored=SCORED)
 
 
 def test_a_base_is_kept_whole_however_few_prompts_were_scored(run_dir: str, tmp_path: Path) -> None:
@@ -74,3 +80,19 @@ def test_a_file_is_replaced_in_one_step(run_dir: str, tmp_path: Path) -> None:
         assert main(["select", run_dir, "--keep", "2", "--out", str(out), "--force"]) == 0
         assert before.read() == "mine"
     assert out.read_text().startswith("{")
+
+
+def test_a_template_decides_what_is_held_out_and_is_not_written(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe puts each prompt into it again, and then trains the chosen ones alone."""
+    more, pool = ',prompt_template="Ask: {prompt}"', rows_in(tmp_path, "pool", 400)
+    run_dir = scored_run(recipe, pool, monkeypatch, scored=400, more=more)
+    out = tmp_path / "hard.jsonl"
+    assert main(["select", run_dir, "--keep", "2", "--out", str(out)]) == 0
+    written = [json.loads(line)["prompt"] for line in out.read_text().splitlines()]
+    assert all(prompt.startswith("pool ") for prompt in written)
+    task = run_folder.read_config(Path(run_dir)).task
+    trained = build_source(task.model_copy(update={"path": str(out)}), 0).training_rows(400)
+    assert [row.prompt for row in trained] == [f"Ask: {prompt}" for prompt in written[:2]]
+    assert len(written) > 2
