@@ -6,7 +6,6 @@ dataset had, for a trainer that applies the same template to it.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import select
 
+from headrace.data.media import MediaStore
 from headrace.protocol.records.record_types import GroupIssued
 from headrace.protocol.token_spans import MediaRun
 from headrace.run_files.run_folder import MEDIA
@@ -53,7 +53,8 @@ class PromptChats:
     def __init__(self, reader: RunReader) -> None:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
         self._chats: dict[str, Chat] = {}
-        self._images: dict[str, list[Path]] = {}
+        self._images: dict[str, list[str]] = {}
+        self._store = MediaStore(reader.run_dir / MEDIA)
         self._unread: set[str] = set()
         """Prompts of agents: what the policy reads is in the answer."""
         for batch in read_batches(reader.journal):
@@ -65,8 +66,7 @@ class PromptChats:
                 if not issue.prompt_ids:
                     self._unread.add(issue.prompt_id)
                 if issue.media and issue.prompt_id not in self._images:
-                    files = [reader.run_dir / MEDIA / run.digest for run in issue.media]
-                    self._images[issue.prompt_id] = files
+                    self._images[issue.prompt_id] = [run.digest for run in issue.media]
         shown = [field("images", IMAGES, "the prompt's images: bytes of files, and their paths")]
         self.fields = shown if self._images else []
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
@@ -75,9 +75,9 @@ class PromptChats:
         self.complete = has_turns or (bool(known) and known <= set(self._chats))
 
     def images(self, prompt_id: str) -> list[dict[str, Any]]:
-        """The files of a prompt's images."""
-        files = self._images.get(prompt_id, ())
-        return [{"bytes": file.read_bytes(), "path": str(file)} for file in files]
+        """The files of a prompt's images. MediaError: one is missing, or not what was stored."""
+        store, found = self._store, self._images.get(prompt_id, ())
+        return [{"bytes": store.read(each), "path": str(store.path(each))} for each in found]
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
         """A prompt as a chat: a plain one is what the user says, an agent's is not read."""

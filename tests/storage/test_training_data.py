@@ -1,6 +1,7 @@
 """Preferences and right answers: which are chosen, in which forms they come, and that TRL's
 trainers take them as they are."""
 
+import base64
 import json
 import os
 import subprocess
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.versus_trl.trl_arms import trl_python
+from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Record, RewardArrived, TrajectoryEnded
-from headrace.protocol.token_spans import Piece, Streams
+from headrace.protocol.token_spans import MediaRun, Piece, Streams
+from headrace.run_files.run_folder import MEDIA
 from learner.run import TORCHRUN
 from storage.exports import export
 from storage.run_store import RunStore
@@ -203,6 +206,23 @@ def test_plain_prompts_in_a_template_are_chats_without_it(tmp_path: Path) -> Non
     assert exported(run_dir, "sft", schema="trl") == [{"prompt": prompt, "completion": right}]
     (turn,) = exported(run_dir, "sft", schema="turns")
     assert (turn["prompt"], turn["completion"]) == (prompt, right)
+
+
+def seen_run(root: Path, *told: Told) -> tuple[Path, str]:
+    """A run with answers to a prompt with an image, and the image's digest."""
+    issued, *others = answers(20, *told)
+    digest = MediaStore(root / "runs" / "chosen-1" / MEDIA).put(b"an image")
+    seen = msgspec.structs.replace(issued, media=[MediaRun(digest, 0, 1)])
+    return run_of(root, [seen, *others]), digest
+
+
+def test_images_are_the_files_that_were_stored(tmp_path: Path) -> None:
+    run_dir, digest = seen_run(tmp_path, (4, "finished", 1.0, True))
+    (row,) = exported(run_dir, "sft")
+    assert base64.b64decode(row["images"][0]["bytes"]) == b"an image"
+    (run_dir / MEDIA / digest).write_bytes(b"an imagf")
+    with pytest.raises(UserError, match="is damaged"):
+        exported(run_dir, "sft")
 
 
 def test_what_cannot_be_had(tmp_path: Path) -> None:
