@@ -31,6 +31,7 @@ _SPEAKERS = ("policy", "tool", "environment")
 """Sources of messages; the others write what is between them."""
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 """As `datasets.Image` reads them."""
+IMAGE_ROWS = 64
 CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
@@ -47,8 +48,8 @@ class PromptChats:
     """The chats among a run's prompts, and their images.
 
     `complete`: the policy read every training prompt as a chat, or an environment makes turns of
-    what follows it.
-    `fields`: a column of images where a prompt has some."""
+    what follows it. `fields`: a column of images where a prompt has some; `most`: answers that are
+    then read at a time, as each has its images in memory."""
 
     def __init__(self, reader: RunReader) -> None:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
@@ -69,6 +70,7 @@ class PromptChats:
                     self._images[issue.prompt_id] = [run.digest for run in issue.media]
         shown = [field("images", IMAGES, "the prompt's images: bytes of files, and their paths")]
         self.fields = shown if self._images else []
+        self.most = IMAGE_ROWS if self._images else None
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
         known = {row.prompt_id for row in reader.rows(prompts.distinct())}
         has_turns = bool(read_config(reader.run_dir).get("environment"))

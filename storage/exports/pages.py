@@ -58,21 +58,24 @@ def pages(
     *,
     tokens: bool,
     windows: bool,
+    most: int | None = None,
 ) -> Iterator[Page]:
-    """Pages of the wanted trajectories. `tokens`, `windows`: whether to read these."""
+    """Pages of the wanted trajectories, of `most` at most. `tokens`, `windows`: whether to read
+    these."""
+    most = most or PAGE_TRAJECTORIES
     loader = _PageLoader(reader, scalars, windows=tokens and windows)
     silent = wanted.last_offsets < 0
     ids = wanted.ids[silent].tolist()
     if not tokens:
         order = np.argsort(wanted.last_offsets[~silent], kind="stable")
         ids += wanted.ids[~silent][order].tolist()
-    for first in range(0, len(ids), PAGE_TRAJECTORIES):
-        page = ids[first : first + PAGE_TRAJECTORIES]
+    for first in range(0, len(ids), most):
+        page = ids[first : first + most]
         silence = Responses(np.zeros(len(page) + 1, np.int64), *EMPTY_RESPONSE[:3], {})
         yield loader.page(page, silence)
     if tokens:
         spoken = ResponseSelection(wanted.ids[~silent], wanted.last_offsets[~silent])
-        for some in response_pages(reader.journal, spoken, PAGE_TOKENS, PAGE_TRAJECTORIES):
+        for some in response_pages(reader.journal, spoken, PAGE_TOKENS, most):
             yield loader.page(some.ids.tolist(), some.responses)
 
 

@@ -19,7 +19,9 @@ from headrace.protocol.records.record_types import Record, RewardArrived, Trajec
 from headrace.protocol.token_spans import MediaRun, Piece, Streams
 from headrace.run_files.run_folder import MEDIA
 from learner.run import TORCHRUN
+from storage.database.reader import open_run
 from storage.exports import export
+from storage.exports.training_answers import SftRows
 from storage.run_store import RunStore
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer, vocabulary
@@ -223,6 +225,17 @@ def test_images_are_the_files_that_were_stored(tmp_path: Path) -> None:
     (run_dir / MEDIA / digest).write_bytes(b"an imagf")
     with pytest.raises(UserError, match="is damaged"):
         exported(run_dir, "sft")
+
+
+def test_images_of_few_answers_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer has the files of its prompt's images with it, however short it is."""
+    monkeypatch.setattr("storage.exports.chats.IMAGE_ROWS", 2)
+    right = [(token, "finished", 1.0, True) for token in (4, 5, 6)]
+    run_dir, _ = seen_run(tmp_path, *right)
+    with open_run(run_dir).moment() as reader:
+        assert [part.rows.num_rows for part in SftRows(reader, None, None).parts()] == [2, 1]
 
 
 def test_what_cannot_be_had(tmp_path: Path) -> None:
