@@ -67,7 +67,7 @@ def select(arguments: argparse.Namespace) -> int:
             "policy that is to be trained"
         )
     source = _source(config, arguments.data)
-    rows = _training(config, source)
+    rows = {row.id: row for row in source.training_rows(config.evaluation.num_prompts)}
     scores = list(_scores(run_dir, rows, arguments.domain))
     found = select_prompts(scores, arguments.keep, norm=arguments.norm, guard=arguments.guard)
     base: list[TaskRow] = []
@@ -114,11 +114,6 @@ def _source(config: RunConfig, path: str | None) -> "PromptSource":
             raise UserError(f"the prompts of {task.kind} are not of one file: leave it out")
         task = task.model_copy(update={"path": path})
     return build_source(task, config.seed)
-
-
-def _training(config: RunConfig, source: "PromptSource") -> "dict[str, TaskRow]":
-    """Training rows by id."""
-    return {row.id: row for row in source.training_rows(config.evaluation.num_prompts)}
 
 
 def _record(row: "TaskRow", folder: Path) -> dict[str, Any]:
