@@ -26,7 +26,6 @@ from storage.journal.record_batches import (
     END_OF_STREAM,
     FIRST_ROW,
     UNREADABLE,
-    DamagedError,
     Frame,
     FrameStart,
     SegmentEnding,
@@ -37,7 +36,6 @@ from storage.journal.record_batches import (
 )
 from storage.journal.segment_index import SegmentIndex
 
-__all__ = ["DamagedError", "SegmentWriter"]
 log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,8 @@ from headrace.run_files.run_folder import manifest_text, read_manifest
 from storage.audit import audit_run, repair
 from storage.database.engine import SQLITE_NAME
 from storage.journal.diagnostics import DiagnosticsReader, DiagnosticsWriter
-from storage.journal.record_batches import END_OF_STREAM, SegmentWalk
-from storage.journal.segments import DamagedError, digest_at, segment_paths
+from storage.journal.record_batches import END_OF_STREAM, DamagedError, SegmentWalk
+from storage.journal.segments import digest_at, segment_paths
 from storage.journal.store import read_journal
 from storage.run_store import RunStore
 from tests.storage.journal.test_store import everything, journal

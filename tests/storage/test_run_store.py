@@ -34,7 +34,8 @@ from storage import projection, run_store
 from storage.audit import repair
 from storage.database.engine import open_reader
 from storage.database.tables import Base, Run
-from storage.journal.segments import DamagedError, segment_paths
+from storage.journal.record_batches import DamagedError
+from storage.journal.segments import segment_paths
 from storage.run_store import RunStore
 from tests.storage.samples import chunk, group, run_config, same, small_run, write_run
 

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from storage.journal import segment_index as index_module
+from storage.journal.record_batches import DamagedError
 from storage.journal.segment_index import SegmentIndex
-from storage.journal.segments import DamagedError, SegmentWriter, read_batches, segment_paths
+from storage.journal.segments import SegmentWriter, read_batches, segment_paths
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 

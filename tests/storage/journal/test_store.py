@@ -22,7 +22,8 @@ from headrace.protocol.records.record_types import (
     Snapshot,
 )
 from headrace.protocol.token_spans import Span
-from storage.journal.segments import DamagedError, segment_paths
+from storage.journal.record_batches import DamagedError
+from storage.journal.segments import segment_paths
 from storage.journal.store import SNAPSHOT_GROWTH, Journal, decode, encode, read_journal, snapshots
 from tests.storage.samples import chunk, same, small_run
 
