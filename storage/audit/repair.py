@@ -20,7 +20,7 @@ from typing import Any, get_args
 import msgspec
 import pyarrow as pa
 from sqlalchemy import Engine, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from headrace.errors import UserError, first_line
 from headrace.protocol.records.record_types import (
@@ -86,7 +86,11 @@ def repair(run_dir: Path) -> RepairReport:
                 (run_dir / f"{name}.repaired").rename(run_dir / name)
         findings = Findings()
         whole = survey(run_dir / "journal", findings, growing=False)
-        trial = _ReplayTrial(run_dir, config, whole.end)
+        try:
+            trial = _ReplayTrial(run_dir, config, whole.end)
+        except OperationalError as error:
+            said = f"SQL in {tempfile.gettempdir()} cannot be written: {first_line(error.orig)}"
+            raise UserError(f"nothing was changed; {said}") from error
         why = trial.problem or next((f"{f.where}: {f.text}" for f in findings.all()), None)
         known = _known(run_dir)
         if not segment_paths(run_dir / "journal"):
@@ -136,12 +140,13 @@ class _ReplayTrial:
         self.update = self.forgotten = 0
         self._tried = 0
         journaled = UsableRecords(run_dir / "journal", end)
-        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-"))
             self._engine = open_file(Path(folder) / SQLITE_NAME)
+            stack.callback(self._engine.dispose)
             with self._engine.begin() as connection:
                 self._run = projection.register(connection, run_id_of(run_dir), config)
             self.problem = self._try(journaled)
-            self._engine.dispose()
         self.kept = self._tried if self.problem else journaled.reached
         if self.problem is None and journaled.problem is not None:
             self.problem = f"record {journaled.reached}: {journaled.problem}"
@@ -174,6 +179,8 @@ class _ReplayTrial:
         try:
             with self._engine.begin() as connection:
                 projection.apply(connection, self._run, reads)
+        except OperationalError:  # of the disk, and not of a record
+            raise
         except (SQLAlchemyError, *UNREADABLE) as error:
             return _text(reads[-1], "be projected", error)
         return None

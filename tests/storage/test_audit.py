@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy.exc import OperationalError
 
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import (
@@ -679,6 +680,23 @@ def test_a_repair_killed_before_its_last_rename_is_brought_to_its_end(run_dir: P
     done = repair(run_dir)
     assert (done.why, done.kept) == (None, len(records))
     assert audit_run(run_dir).findings == []
+
+
+def test_repair_cuts_nothing_for_want_of_room_to_try_it(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own tables are in the folder for temporary files, which may be small."""
+
+    def full(*_: Any) -> None:
+        raise OperationalError("", {}, sqlite3.OperationalError("database or disk is full"))
+
+    before = {path: path.read_bytes() for path in (run_dir / "journal").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.projection.apply", full)
+        with pytest.raises(UserError, match=r"nothing was changed; .*: database or disk is full"):
+            repair(run_dir)
+    assert {path: path.read_bytes() for path in (run_dir / "journal").iterdir()} == before
+    assert repair(run_dir).why is None
 
 
 def test_repair_leaves_a_sound_or_living_run_alone(run_dir: Path) -> None:
