@@ -10,8 +10,8 @@ import base64
 import hashlib
 import os
 import re
+import secrets
 import struct
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -71,15 +71,15 @@ class MediaStore:
         with writing(self.folder, len(data)):
             self.folder.mkdir(parents=True, exist_ok=True)
             # Several writers of one image each have a part of their own.
-            descriptor, part = tempfile.mkstemp(dir=self.folder, prefix=PART_PREFIX)
+            part = self.folder / f"{PART_PREFIX}{secrets.token_hex(8)}"
             try:
-                with open(descriptor, "wb") as file:
+                with part.open("xb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(part, path)
             except OSError:
-                Path(part).unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
                 raise
             sync(self.folder)
         return digest

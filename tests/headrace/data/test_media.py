@@ -1,6 +1,7 @@
 """Images by content: stored once, read whole or not at all, and refused with one line."""
 
 import base64
+import os
 import struct
 import subprocess
 import sys
@@ -89,6 +90,16 @@ def test_an_image_is_stored_once(tmp_path: Path) -> None:
     digest = store.put(encoded())
     assert [file.name for file in store.folder.iterdir()] == [digest]
     assert store.read(digest) == store.path(digest).read_bytes() == encoded()
+
+
+def test_an_image_is_as_readable_as_the_run_s_other_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        store = MediaStore(tmp_path)
+        digest = store.put(encoded())
+    finally:
+        os.umask(before)
+    assert store.path(digest).stat().st_mode & 0o777 == 0o640
 
 
 def test_missing_and_damaged_files_are_told(tmp_path: Path) -> None:
