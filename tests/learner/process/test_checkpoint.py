@@ -1,5 +1,6 @@
 """A checkpoint counts only when it is whole."""
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -39,6 +40,26 @@ def test_old_ones_go_but_the_best_stays(tmp_path: Path) -> None:
     for update in (2, 3, 4):
         write(tmp_path, update)
     assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_1", "step_3", "step_4"]
+
+
+def test_one_that_is_half_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner is killed while it removes an old one: an audit would find that damaged."""
+    for update in (1, 2):
+        write(tmp_path, update)
+
+    def killed(path: Path, **_: object) -> None:
+        if path.exists():
+            (path / "manifest.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path, 3)
+    assert [mismatch(path) for path in tmp_path.glob("step_*")] == [None, None]
+    write(tmp_path, 4)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["latest", "step_3", "step_4"]
 
 
 def test_the_manifest_names_every_file(tmp_path: Path) -> None:
