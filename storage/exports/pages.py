@@ -56,8 +56,8 @@ def pages(
     wanted: ResponseSelection,
     scalars: Sequence[str],
     *,
-    tokens: bool,
-    windows: bool,
+    tokens: bool = True,
+    windows: bool = False,
     most: int | None = None,
 ) -> Iterator[Page]:
     """Pages of the wanted trajectories, of `most` at most. `tokens`, `windows`: whether to read

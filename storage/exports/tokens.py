@@ -62,7 +62,7 @@ class TokenRows(RowsOfTrajectories):
         scalars = [name for name in names if name in SCALARS]
         plurals = {_COLUMNS[name].plural for name in names if name in _COLUMNS}
         windows = bool(plurals & WINDOW_FIELDS)
-        for page in pages(self._reader, self._wanted, scalars, tokens=True, windows=windows):
+        for page in pages(self._reader, self._wanted, scalars, windows=windows):
             rows = self._packed(page)
             if self._expression is not None:
                 rows = rows.where(self._expression, self._asked).select(self.schema)

@@ -93,9 +93,7 @@ class SftRows(RowsOfTrajectories):
     def parts(self) -> Iterator[ExportPart]:
         """Rows in batches of bounded size."""
         seen: set[bytes] = set()
-        for page in pages(
-            self._reader, self._wanted, _SCALARS, tokens=True, windows=False, most=self._chats.most
-        ):
+        for page in pages(self._reader, self._wanted, _SCALARS, most=self._chats.most):
             yield ExportPart(page.size, from_rows(self.schema, list(self._rows(page, seen))))
 
     def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:
@@ -187,9 +185,7 @@ class PreferenceRows:
         )
         wanted = selection_of(chain.from_iterable(rows_of_pairs))
         halves: dict[int, Answer] = {}
-        for page in pages(
-            self._reader, wanted, _SCALARS, tokens=True, windows=False, most=self._chats.most
-        ):
+        for page in pages(self._reader, wanted, _SCALARS, most=self._chats.most):
             rows = []
             for one in answers_of(page, self._decoder):
                 other = halves.pop(group := one.scalars["group_id"], None)
