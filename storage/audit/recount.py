@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.protocol.records.record_types import DropReason, MetricsSampled, UpdateCommitted
 from storage.audit.findings import Findings
-from storage.audit.journal_facts import JournalFacts, TrajectoryFacts
+from storage.audit.journal_facts import JournalFacts, RecordChecks, TrajectoryFacts
 from storage.audit.reading import JournalRecord
 
 REASONS: tuple[str, ...] = get_args(DropReason)
@@ -114,14 +114,12 @@ def check_tokens(facts: JournalFacts, findings: Findings, *, settled_before: int
             findings.add("window", name, text)
 
 
-class LedgerChecks:
+class LedgerChecks(RecordChecks):
     """Checks every record with a ledger, and recounts the one at offset `last`."""
 
     def __init__(self, facts: JournalFacts, findings: Findings, last: int) -> None:
-        self._facts = facts
-        self._findings = findings
-        self._last = last
-        self._before: dict[str, float] = {}
+        super().__init__(facts, findings)
+        self._last, self._before = last, dict[str, float]()
 
     def check_record(self, read: JournalRecord) -> None:
         """Check the ledger in one record."""
@@ -135,30 +133,30 @@ class LedgerChecks:
         }
         if "generated" not in ledger:
             return
-        where = f"record {read.offset}"
+        self._where = f"record {read.offset}"
         for name, parts in (("generated", _POLICY), ("value_finished", _VALUE)):
             said, held = ledger.get(name, 0.0), sum(ledger.get(part, 0.0) for part in parts)
             if name in ledger and said != held:
                 text = f"{name} is {said:,.0f} and its accounts hold {held:,.0f}"
-                self._findings.add("ledger", where, text)
+                self._say("ledger", text)
         reasons = sum(value for name, value in ledger.items() if name.startswith("dropped/"))
         if ledger.get("dropped", 0.0) != reasons:
             text = f"dropped is {ledger.get('dropped'):,.0f} and its reasons add up to {reasons:,}"
-            self._findings.add("ledger", where, text)
+            self._say("ledger", text)
         for name in _GROWING:
             if ledger.get(name, 0.0) < self._before.get(name, 0.0):
-                self._findings.add("ledger", where, f"{name} went down to {ledger.get(name)}")
+                self._say("ledger", f"{name} went down to {ledger.get(name)}")
         self._before = ledger
         if read.offset == self._last:
-            self._compare(ledger, where)
+            self._compare(ledger)
 
-    def _compare(self, ledger: Mapping[str, float], where: str) -> None:
+    def _compare(self, ledger: Mapping[str, float]) -> None:
         counts = count(self._facts)
         reasons = {name: 0 for name in ledger if name.startswith("dropped/")}
         for name, tokens in (reasons | flat(counts)).items():
             if name in ledger and ledger[name] != tokens:
                 text = f"{name} is {ledger[name]:,.0f} and the journal holds {tokens:,}"
-                self._findings.add("ledger", where, text)
+                self._say("ledger", text)
 
 
 def flat(counts: Mapping[str, Any]) -> dict[str, int]:
