@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, func, select
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
 
 from headrace.errors import FormatError, UserError
 from headrace.protocol.records.record_types import RECORD_FORMAT
 from headrace.run_files.run_folder import is_reward_model, read_manifest
-from storage.database.engine import open_reader
+from storage.database.engine import DatabaseAwayError, open_reader
 from storage.database.tables import AnySelect, Projection, Run
 from storage.journal.diagnostics import DIAGNOSTICS_FORMAT
 from storage.journal.segments import check_format
@@ -125,12 +125,13 @@ class RunReader:
 
 
 def open_run(run_dir: Path) -> RunReader:
-    """A run for reading; UserError where the folder holds none, or one of another format."""
+    """A run for reading; UserError where the folder holds none, or one of another format.
+    DatabaseAwayError: its server does not answer."""
     config = read_config(run_dir)
     run_id, url = run_id_of(run_dir), config.get("storage", {}).get("database")
     since, trouble = _UNREACHABLE.get(url, (0.0, ""))
     if trouble and time.monotonic() - since < _RETRY_SERVER_S:
-        raise UserError(trouble)
+        raise DatabaseAwayError(trouble)
     known = select(Run.id, Projection.format).join(Projection).where(Run.run_id == run_id)
     began = time.monotonic()
     try:
@@ -139,7 +140,9 @@ def open_run(run_dir: Path) -> RunReader:
             row = connection.execute(known).one_or_none()
     except (DatabaseError, UserError) as error:
         if isinstance(error, DatabaseError):
-            error = UserError(f"the database of {run_dir} cannot be read: {error.orig}")
+            is_away = url is not None and isinstance(error, OperationalError)
+            text = f"the database of {run_dir} cannot be read: {error.orig}"
+            error = DatabaseAwayError(text) if is_away else UserError(text)
         if url is not None and time.monotonic() - began > _RETRY_SERVER_S / 5:
             _UNREACHABLE[url] = time.monotonic(), str(error)
         raise error

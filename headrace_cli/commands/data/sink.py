@@ -3,9 +3,9 @@
 In: a run, a sink. Out: whatever the sink makes. What wakes it: the clock. How it ends: with the
 run, with --once when all metrics were sent, or by Ctrl-C. Promises: it reads the run's store from a
 process of its own, so that the run never waits for a sink; the position in the run is stored, so
-that another call goes on from there; a sink that fails is one line, is opened again after a while,
-and is sent again what it did not take. Its package is imported when it is opened; names of metrics
-are those of docs/metrics.md everywhere, a step is the number of an update.
+that another call goes on from there; a sink that fails, or a server of the run, is one line, is
+tried again after a while, and no figure is lost. Its package is imported when it is opened; names
+of metrics are those of docs/metrics.md everywhere, a step is the number of an update.
 """
 
 import argparse
@@ -243,15 +243,19 @@ class MetricStreamer:
     def stream(self, *, once: bool) -> int:
         """Stream until the run has ended; return the number of steps. RunFailedError: as
         `_failed`."""
+        from storage.database.engine import DatabaseAwayError
+
         try:
             while True:
-                # Looked at before the news, so that none is missed.
-                over = once or not self._goes_on()
+                over = once
                 try:
+                    # Looked at before the news, so that none is missed.
+                    over = once or not self._goes_on()
                     count = self._send_new()
-                except UserError:
-                    raise
                 except Exception as error:  # a sink is somebody else's code
+                    is_away = isinstance(error, DatabaseAwayError) and not once
+                    if isinstance(error, UserError) and not is_away:
+                        raise
                     self._failed(error, over=over)
                     continue
                 if over and not count:

@@ -18,8 +18,9 @@ from headrace.run_files.run_folder import read_config
 from headrace_cli.cli import main
 from headrace_cli.command_table import SINKS as NAMED
 from headrace_cli.commands.data.sink import MAX_FAILURES, SINKS, MetricStreamer, RunFacts, sink_of
+from storage.database.engine import DatabaseAwayError
 from storage.journal.store import read_journal
-from storage.queries import MetricsPosition, metric_series, metrics_since
+from storage.queries import MetricsPosition, metric_series, metrics_since, run_line
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import write_run
 
@@ -146,6 +147,30 @@ def test_a_sink_that_fails_is_one_line_and_misses_nothing(
     assert target.opened == target.closed == 4
     once = ["sink: ConnectionError: no route; tries again, the run is not held up", "sink: goes on"]
     assert capsys.readouterr().err.splitlines() == [*once, *once]
+
+
+def test_a_server_that_is_away_for_a_while_does_not_end_the_stream(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on meanwhile. With --once there is nothing to wait for."""
+    away, waits, target = [DatabaseAwayError("cannot reach it")] * 2, list[float](), Kept()
+
+    def line(folder: Path) -> Any:
+        if away:
+            raise away.pop()
+        return run_line(folder)
+
+    monkeypatch.setattr("storage.queries.run_line", line)
+    MetricStreamer(target, run_dir, tmp_path, sleep=waits.append).stream(once=False)
+    assert waits == [1.0, 2.0]
+    assert len(target.told) == len(metrics_since(run_dir, MetricsPosition()))
+
+    def gone(*_: Any) -> Any:
+        raise DatabaseAwayError("cannot reach it")
+
+    monkeypatch.setattr("storage.queries.metrics_since", gone)
+    with pytest.raises(UserError, match="cannot reach it"):
+        MetricStreamer(Kept(), run_dir, tmp_path).stream(once=True)
 
 
 BROKEN = """\
