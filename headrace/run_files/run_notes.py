@@ -52,7 +52,7 @@ def change_notes(
 ) -> RunNotes:
     """Change what is given and keep the rest; returns what is noted now."""
     with _ONE_CHANGE:
-        notes = read_notes(run_dir)
+        notes = replace(read_notes(run_dir), trouble="")
         if tags is not None:
             notes = replace(notes, tags=tidy_tags(tags))
         if note is not None:
@@ -65,7 +65,6 @@ def change_notes(
             notes = replace(notes, note=note)
         if archived is not None:
             notes = replace(notes, archived=archived)
-        notes = replace(notes, trouble="")
         kept = {"tags": notes.tags, "note": notes.note, "archived": notes.archived}
         text = msgspec.json.format(msgspec.json.encode(kept), indent=2).decode()
         try:

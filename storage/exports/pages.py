@@ -20,7 +20,7 @@ from sqlalchemy import Text, cast, func, select
 from storage.database.reader import RunReader
 from storage.database.tables import Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
-from storage.exports.columns import JSON_TEXTS, TokenField, array_of
+from storage.exports.columns import JSON_TEXTS, TokenField
 from storage.journal.diagnostics import DiagnosticsReader
 from storage.journal.responses import EMPTY_RESPONSE, Responses, ResponseSelection, response_pages
 from storage.text.token_table import (
@@ -195,8 +195,3 @@ def token_array(table: TokenTable, column: TokenField) -> pa.Array:
         return pa.array(values, type=column.type)
     codes = pa.array(values.astype(np.int32), mask=values < 0)
     return pa.DictionaryArray.from_arrays(codes, pa.array(_NAMES[column.plural]))
-
-
-def scalar_array(page: Page, field: pa.Field) -> pa.Array:
-    """A scalar column of a page, one entry per trajectory."""
-    return array_of(field, page.scalars[field.name])

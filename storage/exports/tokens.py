@@ -22,12 +22,13 @@ from storage.exports.columns import (
     WINDOW_FIELDS,
     WORD,
     ColumnNames,
+    array_of,
     chosen_fields,
     field,
     scalar_field,
 )
 from storage.exports.packed_rows import ExportPart, PackedRows
-from storage.exports.pages import Page, RowsOfTrajectories, pages, scalar_array, token_array
+from storage.exports.pages import Page, RowsOfTrajectories, pages, token_array
 from storage.text.detokenize import text_decoder
 
 _COLUMNS = {column.singular: column for column in TOKEN_FIELDS}
@@ -71,10 +72,11 @@ class TokenRows(RowsOfTrajectories):
     def _packed(self, page: Page) -> PackedRows:
         shared = pa.schema([field for field in self._full if field.name in SCALARS])
         own = pa.schema([field for field in self._full if field.name not in SCALARS])
+        facts = [array_of(field, page.scalars[field.name]) for field in shared]
         return PackedRows(
             self._full,
             pa.RecordBatch.from_arrays([self._column(page, field) for field in own], schema=own),
-            pa.RecordBatch.from_arrays([scalar_array(page, f) for f in shared], schema=shared),
+            pa.RecordBatch.from_arrays(facts, schema=shared),
             np.diff(page.borders),
         )
 

@@ -13,19 +13,13 @@ from storage.exports.columns import (
     TOKEN_FIELDS,
     WINDOW_FIELDS,
     ColumnNames,
+    array_of,
     chosen_fields,
     field,
     scalar_field,
 )
 from storage.exports.packed_rows import ExportPart, plain
-from storage.exports.pages import (
-    PROMPT_IDS,
-    Page,
-    RowsOfTrajectories,
-    pages,
-    scalar_array,
-    token_array,
-)
+from storage.exports.pages import PROMPT_IDS, Page, RowsOfTrajectories, pages, token_array
 from storage.journal.responses import Int64
 from storage.text.detokenize import text_decoder
 
@@ -78,7 +72,7 @@ class TrajectoryRows(RowsOfTrajectories):
             if pa.types.is_dictionary(values.type):
                 values = values.dictionary_decode()
             return _lists(page.borders, values)
-        return scalar_array(page, field)
+        return array_of(field, page.scalars[field.name])
 
 
 def _lists(borders: Int64, values: pa.Array) -> pa.ListArray:
