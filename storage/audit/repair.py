@@ -77,10 +77,13 @@ class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repair(run_dir: Path) -> RepairReport:
-    """Repair a journal. UserError: the folder holds no run, or a run that goes on."""
+    """Repair a journal. UserError, and nothing is changed: the folder holds no run, or one that is
+    written; its server does not answer; there is no room to try the journal."""
     config = read_config(run_dir)
     check_formats(run_dir)
     with locked(run_dir), hold_writer(run_dir):
+        if config["storage"]["database"] is not None:
+            open_writer(run_dir, config["storage"]["database"]).dispose()
         for name in ("journal", "diagnostics"):  # A repair was killed between its two renames.
             if not (run_dir / name).exists() and (run_dir / f"{name}.repaired").exists():
                 (run_dir / f"{name}.repaired").rename(run_dir / name)

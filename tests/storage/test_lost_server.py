@@ -18,6 +18,7 @@ from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import projection
 from storage.audit import audit_run, repair
 from storage.database.engine import open_reader
+from storage.journal.segments import segment_paths
 from storage.queries import any_line
 from storage.run_store import RunStore
 from tests.coordinator.peers import (
@@ -29,6 +30,7 @@ from tests.coordinator.peers import (
 )
 from tests.coordinator.test_loop import records_of
 from tests.coordinator.test_loop import run_config as whole_run_config
+from tests.storage.lives import run_by_hand, write_whole
 from tests.storage.postgresql import Server
 from tests.storage.samples import run_config, small_run, write_run
 from tests.storage.test_run_store import comes, dump, settled
@@ -227,3 +229,20 @@ async def test_a_run_goes_on_without_its_server(
     report = audit_run(coordinator.run_dir)
     assert [f for f in report.findings if f.kind != "checkpoint"] == []
     assert report.looked_at["applied"] >= 45
+
+
+def test_a_repair_cuts_nothing_while_the_server_is_away(tmp_path: Path, own_server: Server) -> None:
+    """Else it would end with that error, and nobody would be told what it had cut."""
+    config = run_config(storage={"database": own_server.new_database()})
+    run_dir = write_whole(tmp_path / "run", run_by_hand(), config)
+    (path,) = segment_paths(run_dir / "journal")
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    own_server.stop()
+    with pytest.raises(UserError, match="cannot reach"):
+        repair(run_dir)
+    assert [path.name for path in run_dir.glob("journal*")] == ["journal"]
+    assert path.read_bytes() == damaged
+    own_server.start()
+    assert repair(run_dir).damaged == "journal.damaged-1"
