@@ -21,8 +21,6 @@ class Key(NamedTuple):
     type: str
     default: str
     meaning: str
-    section: str
-    """Kind of section that the key belongs to (e.g. `egae`); empty where there is only one."""
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
@@ -41,7 +39,7 @@ def kind_of(model: type[BaseModel]) -> str:
     return str(values[0]) if len(values) == 1 else ""
 
 
-def keys(model: type[BaseModel], prefix: str = "", section: str = "") -> Iterator[Key]:
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """Every leaf below a model, depth first."""
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
@@ -53,10 +51,9 @@ def keys(model: type[BaseModel], prefix: str = "", section: str = "") -> Iterato
                 _type_text(field.annotation) + _bounds(field),
                 _default_text(field),
                 " ".join((field.description or "").split()),
-                section,
             )
         for part in inner:
-            yield from keys(part, below, kind_of(part) if len(inner) > 1 else section)
+            yield from keys(part, below)
 
 
 def key_names(model: type[BaseModel]) -> list[str]:
