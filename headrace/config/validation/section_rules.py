@@ -79,7 +79,7 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
         for rule in SOURCE_RULES:
             if rule.broken(source):
                 yield f"{at}.{rule.key}: {rule.advice.format(s=source, at=at)}"
-    yield from _of_judges(reward)
+        yield from _of_judge(reward, source, at)
     if strays := reward.strays():
         yield (
             f"reward.{strays[0]}: belongs to a source, and there are reward.sources: write it into "
@@ -95,11 +95,8 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
     yield from _of_process(reward)
 
 
-def _of_judges(reward: RewardConfig) -> Iterator[str]:
-    for name, source in reward.each().items():
-        if source.kind != "judge":
-            continue
-        at = f"reward.sources.{name}" if reward.sources else "reward"
+def _of_judge(reward: RewardConfig, source: SourceConfig, at: str) -> Iterator[str]:
+    if source.kind == "judge":
         judge = source.options.get("judge")
         if isinstance(judge, str) and judge not in reward.judges:
             known = ", ".join(sorted(reward.judges)) or "none"
