@@ -1,10 +1,12 @@
 """The learner: optimizers, packing, precision, ranks."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from headrace.config.sections.base import StrictModel
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(StrictModel):
@@ -13,7 +15,7 @@ class OptimizerConfig(StrictModel):
     lr: float = Field(default=1e-6, gt=0)
     """Learning rate after warm-up."""
 
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """AdamW's decay rates."""
 
     eps: float = Field(default=1e-8, gt=0)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from headrace.config.sections.base import StrictModel
+from headrace.config.sections.learner import DecayRate
 from headrace.config.sections.model import ModelConfig
 
 TEMPLATE = """\
@@ -261,7 +262,7 @@ class TrainingConfig(StrictModel):
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
 
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """AdamW's decay rates."""
 
     grad_clip: float = Field(default=1.0, gt=0)

@@ -52,6 +52,7 @@ from headrace.errors import UserError
         ("learner.policy.lr=nan", "learner.policy.lr = NaN: should be a finite number"),
         ("schedule.mode=sync", "schedule.mode = \"sync\": should be 'synchronous', 'windowed' or"),
         ("learner.cpus=[1, true]", "learner.cpus.1 = true: should be an integer"),
+        ("learner.policy.betas=[0.9, 1.0]", "learner.policy.betas.1 = 1.0: should be less than 1"),
         ("task.path=x", "task.path; it does not go with task.kind = 'chain_sums'"),
         ("task.bands.ask=0", "task.bands.ask; it does not go with task.kind = 'chain_sums'"),
         (
