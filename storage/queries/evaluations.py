@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from sqlalchemy import ColumnElement, case, false, func, select, text
+from sqlalchemy import ColumnElement, ScalarSelect, case, false, func, select, text
 
 from headrace.errors import UserError
 from storage.database.filters import parse
@@ -36,31 +36,31 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
     reader = open_run(run_dir)
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
     began = select(Run.started_at).where(Run.id == reader.key).scalar_subquery()
-    of_update = (
-        select(Update.trained_tokens)
-        .where(
-            Update.run == Evaluation.run,
-            Update.update == Evaluation.update,
-            Update.offset < Evaluation.offset,
-            Update.trained_tokens.is_not(None),
-        )
-        .order_by(Update.offset.desc())
-        .limit(1)
-        .correlate(Evaluation)
-    )
-    abandoned = of_update.with_only_columns(Update.abandoned).scalar_subquery()
     query = (
         select(
             *columns,
             (Evaluation.at - began).label("wall_s"),
-            func.coalesce(of_update.scalar_subquery(), 0).label("trained_tokens"),
-            func.coalesce(abandoned, false()).label("abandoned"),
+            func.coalesce(_of_update(Update.trained_tokens), 0).label("trained_tokens"),
+            is_undone().label("abandoned"),
             newest_before(Evaluation, CPU, Metric.value).label("cpu_s"),
         )
         .where(Evaluation.run == reader.key)
         .order_by(Evaluation.offset)
     )
     return reader.frame(query)
+
+
+def is_undone() -> ColumnElement[bool]:
+    """An evaluation whose update a rollback undid."""
+    return func.coalesce(_of_update(Update.abandoned), false())
+
+
+def _of_update(column: Any) -> ScalarSelect[Any]:
+    """Return a column of the update that each evaluation came after; null before the first."""
+    mine = (Update.run == Evaluation.run, Update.update == Evaluation.update)
+    before = (Update.offset < Evaluation.offset, Update.trained_tokens.is_not(None))
+    newest = select(column).where(*mine, *before).order_by(Update.offset.desc()).limit(1)
+    return newest.correlate(Evaluation).scalar_subquery()
 
 
 def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:

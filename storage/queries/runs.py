@@ -25,6 +25,7 @@ from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import Evaluation, Event, Metric, Projection, Run, Update
 from storage.journal.segments import end_of
 from storage.projection.history import FINAL_PHASES
+from storage.queries.evaluations import is_undone
 from storage.queries.processes import CoordinatorStatus, coordinator_status
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 
@@ -41,11 +42,12 @@ _SAME = ("run_id", "status", "started_at", "wall_s", "kind", "detail", "seed")
 class RunLine:
     """One run in a list of runs.
 
-    Accuracies are held-out; None: not evaluated; `accuracy` is the newest. `kind` is training,
-    evaluation (of an untrained model: its accuracy is that before), or reward model, whose updates
-    are optimizer steps. `detail`: why it ended, or is unreadable. `lineage`: how often training
-    went back to a checkpoint. `notes`: those of people. `sql`: why SQL lacks some of the run, and
-    the time of its figures; status and updates are then as the coordinator last wrote."""
+    Accuracies are held-out, of evaluations that no rollback undid; None: not evaluated; `accuracy`
+    is the newest. `kind` is training, evaluation (of an untrained model: its accuracy is that
+    before), or reward model, whose updates are optimizer steps. `detail`: why it ended, or is
+    unreadable. `lineage`: how often training went back to a checkpoint. `notes`: those of people.
+    `sql`: why SQL lacks some of the run, and the time of its figures; status and updates are then
+    as the coordinator last wrote."""
 
     run_id: str
     run_dir: Path
@@ -259,7 +261,7 @@ def _line(reader: RunReader) -> RunLine:
     )[0]
     evaluated = reader.rows(
         select(Evaluation.label, Evaluation.accuracy)
-        .where(Evaluation.run == reader.key)
+        .where(Evaluation.run == reader.key, ~is_undone())
         .order_by(Evaluation.offset)
     )
     accuracies: dict[str, float] = {label: accuracy for label, accuracy in evaluated}

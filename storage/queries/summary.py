@@ -21,6 +21,7 @@ from storage.database.tables import (
     WeightVersion,
     Window,
 )
+from storage.queries.evaluations import is_undone
 from storage.queries.metrics import alerts_of, latest_values, same_update
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
@@ -252,9 +253,10 @@ def _trajectories(reader: RunReader) -> dict[str, int]:
 
 
 def _evaluations(reader: RunReader) -> list[dict[str, Any]]:
+    """Evaluations in order, but those that a rollback undid."""
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
-    query = select(*columns).where(Evaluation.run == reader.key).order_by(Evaluation.offset)
-    return [dict(row._mapping) for row in reader.rows(query)]
+    query = select(*columns).where(Evaluation.run == reader.key, ~is_undone())
+    return [dict(row._mapping) for row in reader.rows(query.order_by(Evaluation.offset))]
 
 
 def _checkpoints(reader: RunReader) -> list[dict[str, Any]]:

@@ -341,9 +341,9 @@ def test_an_evaluation_that_a_rollback_undid_is_told_apart(tmp_path: Path) -> No
         )  # fmt: skip
         return [BatchTaken(**place, windows=[], value_trajectories=[]), committed]
 
-    def evaluated(update: int) -> Record:
+    def evaluated(update: int, accuracy: float = 0.5) -> Record:
         return EvaluationDone(
-            at=2.0, label="during", update=update, version=1, num_prompts=8, accuracy=0.5,
+            at=2.0, label="during", update=update, version=1, num_prompts=8, accuracy=accuracy,
             response_length=1.0, max_response_length=1, truncated=0.0, failed=0, seconds=1.0,
             train_time_s=1.0,
         )  # fmt: skip
@@ -351,13 +351,18 @@ def test_an_evaluation_that_a_rollback_undid_is_told_apart(tmp_path: Path) -> No
     begun = LineageBegan(
         at=4.0, lineage=1, update=1, version=2, reason="?", window_ids=[], value_trajectories=[]
     )
-    first = [evaluated(0), *trained(0, 1), evaluated(1), *trained(0, 2), evaluated(2)]
+    first = [evaluated(0), *trained(0, 1), evaluated(1), *trained(0, 2), evaluated(2, 0.75)]
     store.append([RunPhase(at=0.0, phase="training"), *first])
-    store.append([begun, *trained(1, 2), evaluated(2)])
+    assert queries.run_line(tmp_path / "run").accuracy == 0.75
+    store.append([begun, *trained(1, 2)])
+    assert queries.run_line(tmp_path / "run").accuracy == 0.5
+    store.append([evaluated(2)])
     store.close()
     rows = queries.evaluations(tmp_path / "run")
     assert rows["update"].tolist() == [0, 1, 2, 2]
     assert rows["abandoned"].tolist() == [False, False, True, False]
+    summary = queries.run_summary(tmp_path / "run")
+    assert [row["update"] for row in summary["evaluations"]] == [0, 1, 2]
 
 
 def test_a_checkpoint_has_its_own_accuracy_or_none(tmp_path: Path) -> None:
