@@ -58,7 +58,9 @@ def _body(run: RunData) -> None:
         return
     with panels.framed("Why tokens were not trained"):
         st.html(reasons_html(counts, tokens["generated"]))
-        st.html(verdict_html(counts, tokens["dropped"], live=is_live(run.line)))
+        # What was lost, or SQL lacks the end of, ends behind its last sample.
+        is_open = is_live(run.line) or run.line.status == "lost" or run.line.sql != ""
+        st.html(verdict_html(counts, tokens["dropped"], live=is_open))
     panels.grid(
         [
             partial(_by_length, run),

@@ -449,6 +449,22 @@ def test_dropped_of_a_run_without_losses(open_page: Callable[..., AppTest], tmp_
     assert ("No token was dropped." in html_of(test)) == (not dropped)
 
 
+def test_a_run_that_was_lost_is_not_blamed_for_its_last_sample(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    """Its coordinator was killed between a sample of the ledger and the next one."""
+    run = write_run(tmp_path, updates=6, roll_back_after=None, end=False)
+    line, store = queries.run_line(run), RunStore.open(run)
+    at = (line.started_at or 0.0) + line.wall_s
+    store.append([MetricsSampled(at=at, update=6, metrics={"ledger/dropped/stale": 1e6})])
+    store.close()
+    assert queries.run_line(run).status == "lost"
+    test = open_page("dropped", run).run()
+    assert not test.exception
+    assert "tokens by now; the newest sample of the ledger" in html_of(test)
+    assert "headrace audit" not in html_of(test)
+
+
 def test_tokens_of_a_dropped_window_say_why_where_they_stand(
     open_page: Callable[..., AppTest], run_dir: Path
 ) -> None:
