@@ -148,7 +148,8 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
     if why and summary["status"] in ("failed", "lost"):
         st.error(literal_markdown(why), icon=":material/error:")
     elif why and summary["status"] in ("interrupted", "stopped"):
-        st.info(f"The run was {literal_markdown(why)}. `headrace train --resume` goes on with it.")
+        again = "Go on with it by `--resume` of the command that began it."
+        st.info(f"The run was {literal_markdown(why)}. {again}")
 
 
 def title(run: RunData, page: str) -> None:

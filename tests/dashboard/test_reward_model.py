@@ -91,6 +91,15 @@ def test_a_training_that_has_just_begun(run_dir: Path, monkeypatch: pytest.Monke
     assert {metric.value for metric in test.metric} == {"-", "0"}
 
 
+def test_an_interrupted_training_says_how_it_goes_on(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "interrupted after 3 of 10 steps"
+    lines.write_status(run_dir, lines.RewardModelStatus("interrupted", 3, 10, 1.0, 5.0, why))
+    (said,) = [box.value for box in opened(run_dir, monkeypatch).info]
+    assert said.startswith(f"The run was {why}. Go on with it by `--resume`")
+
+
 def test_the_reliability_chart_has_a_dot_a_bin() -> None:
     chart = reliability_chart(BINS).to_dict()
     dots = chart["datasets"][chart["layer"][1]["data"]["name"]]

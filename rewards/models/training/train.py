@@ -246,7 +246,7 @@ class TrainingLoop:
 
     def _interrupted(self) -> TrainingResult:
         self._checkpoint()
-        self._write_status("interrupted", f"after {self._step} of {self._steps} steps")
+        self._write_status("interrupted", f"interrupted after {self._step} of {self._steps} steps")
         return TrainingResult(None, self._step, self._figures)
 
     def _finished(self, before: dict[str, float | None]) -> TrainingResult:

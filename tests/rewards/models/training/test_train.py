@@ -161,7 +161,8 @@ def test_an_interrupted_training_goes_on_to_the_bit(tmp_path: Path) -> None:
     config = small("lines", tmp_path / "halves", steps=6)
     halves, outcome = run(config, watch=watch, should_stop=lambda: len(watch.steps) == 3)
     assert outcome.model is None
-    assert read_status(halves).status == "interrupted"
+    status = read_status(halves)
+    assert (status.status, status.detail) == ("interrupted", "interrupted after 3 of 6 steps")
     assert newest(halves / "checkpoints") == halves / "checkpoints" / "step_3"
     assert not (halves / "report.json").exists()
     _, outcome = run(config, halves)
