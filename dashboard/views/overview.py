@@ -41,7 +41,7 @@ def render(run: RunData) -> None:
     """The page."""
     summary = run.summary()
     _headline(run, summary)
-    if run.line.status == "failed":
+    if run.line.status == "failed" and " in a row failed" in run.line.detail:
         _failed_scorings(run)
     _figures(summary)
     _alerts(run)
@@ -83,7 +83,7 @@ def _headline(run: RunData, summary: dict[str, Any]) -> None:
 
 
 def _failed_scorings(run: RunData) -> None:
-    """Show the reward function that most often gave no score, of a run that failed.
+    """Show the reward function that most often gave no score, of a run that failed by that.
 
     With what it said, an answer that it said it of, and what to do."""
     failures = run.read(queries.reward_failures)

@@ -33,7 +33,7 @@ from storage.audit import audit_run
 from storage.queries import trajectory_index
 from storage.queries.trajectory_index import matching
 from storage.run_store import RunStore
-from tests.dashboard.odd_runs import breathe, evaluate
+from tests.dashboard.odd_runs import breathe, crash, evaluate
 from tests.dashboard.scripted_run import EVALUATIONS, MARKUP, MARKUP_ID, make_config, write_run
 from tests.storage import samples
 
@@ -463,6 +463,18 @@ def test_a_run_that_was_lost_is_not_blamed_for_its_last_sample(
     assert not test.exception
     assert "tokens by now; the newest sample of the ledger" in html_of(test)
     assert "headrace audit" not in html_of(test)
+
+
+def test_a_failed_run_blames_no_reward_function_for_another_reason(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, roll_back_after=None, end=False)
+    crash(run)
+    assert queries.reward_failures(run)
+    test = open_page("overview", run).run()
+    assert not test.exception
+    assert "died 4 times" in test.error[0].value
+    assert "The reward function gave no score" not in html_of(test)
 
 
 def test_tokens_of_a_dropped_window_say_why_where_they_stand(
