@@ -91,7 +91,7 @@ def main(root: Path, served_by: str = "") -> None:
         # A page that has an icon itself makes the browser ask a host of fonts for a picture of it.
         for each, (_, icon, _) in zip(pages, (*PAGES, *OVER_RUNS), strict=True):
             st.page_link(each, icon=icon, query_params=query)
-    offer_runs(root, choice, served_by)
+    offer_runs(root, served_by)
     page.run()
 
 

@@ -57,7 +57,7 @@ def choose_run(root: Path) -> RunChoice:
     return RunChoice(name, line)
 
 
-def offer_runs(root: Path, choice: RunChoice, served_by: str = "") -> None:
+def offer_runs(root: Path, served_by: str = "") -> None:
     """The picker, at the left; it says when the run has ended that serves the pages."""
     lines = {line.run_dir.name: line for line in data.runs(str(root))}
     names = [LATEST, *(name for name, line in lines.items() if not line.notes.archived)]

@@ -61,7 +61,7 @@ def render(run: RunData) -> None:
     curves = run.throttled(queries.reward_model_curves)
     known = set(curves.dropna(subset=["value"])["name"])
     drawn = [chart for chart in CHARTS if known & set(chart[1])]
-    cards = [partial(_card, run, curves, *chart) for chart in drawn]
+    cards = [partial(_card, curves, *chart) for chart in drawn]
     report = read_report(run.line.run_dir)
     if report is not None and "calibration" in report["after"]:
         cards.append(partial(_reliability, report["after"]["calibration"]["bins"]))
@@ -112,9 +112,7 @@ def _change(before: float | None, after: float | None) -> str | None:
     return f"{100 * (after - before):+.1f} points"
 
 
-def _card(
-    run: RunData, curves: Any, title: str, names: tuple[str, ...], unit: str, caption: str
-) -> None:
+def _card(curves: Any, title: str, names: tuple[str, ...], unit: str, caption: str) -> None:
     found = curves[curves["name"].isin(names)].dropna(subset=["value"])
     lines = pd.concat(thinned(line, ["value"], POINTS) for _, line in found.groupby("name"))
     panels.card(title, kept(series_chart, lines, x="step", names=names, unit=unit), caption)

@@ -296,8 +296,5 @@ def _card(run: RunData, title: str, what: str, sources: Sequence[str]) -> None:
 
 def _queues(run: RunData) -> None:
     names = sorted(name for name in run.latest("rewards/") if name.endswith("/queue"))
-    title, caption = "Waiting for a score", metric_caption(("rewards/NAME/queue",))
-    if not names:
-        panels.card(title, None, caption)
-        return
-    panels.metric_card(run, title, names, "wall", samples=True, caption=caption)
+    caption = metric_caption(("rewards/NAME/queue",))
+    panels.metric_card(run, "Waiting for a score", names, "wall", samples=True, caption=caption)
