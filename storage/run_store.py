@@ -290,8 +290,8 @@ class RunStore:
             ):
                 self._catch_up()
         except DATABASE_AWAY_ERRORS as error:
-            reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
-            text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
+            why = first_line(error.orig)
+            text = f"SQL in {self._sql} does not follow the journal for now: {why}"
             self._trouble, self._catch_up_at = text, time.monotonic() + CATCH_UP_S
             self._since = self._since or time.monotonic()
             if text != self._last_trouble:
