@@ -50,12 +50,16 @@ C = TypeVar("C", bound=BaseModel)
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in a recipe with overrides on top; UserError for any mistake in them."""
     table, changed = _tables(path, overrides)
+    if "objective" in table:
+        raise UserError(f"{path}: a recipe of `headrace reward train`, `rank train` or `sft`")
     return build(table, source=str(path), overridden=changed)
 
 
 def load_reward_model(path: Path, overrides: Sequence[str] = ()) -> RewardModelConfig:
     """The same of the recipe of a reward model."""
     table, changed = _tables(path, overrides)
+    if "algorithm" in table:
+        raise UserError(f"{path}: a recipe of `headrace train`")
     return validated(RewardModelConfig, _with_nulls(table), str(path), changed)
 
 

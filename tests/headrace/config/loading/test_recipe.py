@@ -11,6 +11,7 @@ from headrace.config.loading.recipe import (
     _with_nulls,
     deep_merge,
     load_recipe,
+    load_reward_model,
     merge_overrides,
     parse_value,
     resolve_paths,
@@ -97,6 +98,16 @@ def test_a_missing_or_broken_file_is_named(recipe: Path) -> None:
         load_recipe(recipe)
     with pytest.raises(UserError, match="cannot read"):
         load_recipe(recipe.parent)
+
+
+def test_a_recipe_of_another_command_says_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[objective]\nkind = "sft"\n')
+    with pytest.raises(UserError, match="a recipe of `headrace reward train`, "):
+        load_recipe(path)
+    path.write_text('[algorithm]\nname = "tppo"\n')
+    with pytest.raises(UserError, match="a recipe of `headrace train`"):
+        load_reward_model(path)
 
 
 def test_a_recipe_of_a_windows_editor_is_read(recipe: Path) -> None:
