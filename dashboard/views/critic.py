@@ -33,7 +33,7 @@ ARRAYS = (
     ("Error along the answer", "value/rmse"),
     ("Lambda by response length", "egae/lambda_by_length"),
 )
-_NO_CUTS = "No window of these answers was cut: nothing was assumed of what comes after one."
+_NO_CUTS = "These answers have no cut behind which the return is known."
 
 
 @panels.repainted

@@ -63,14 +63,16 @@ class CriticSample:
 
 
 def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
-    """Sample the answers whose last window was trained in updates `first` to `last`. Empty where
-    the learner reported no values."""
+    """Sample the answers whose last window was trained in updates `first` to `last`: with
+    `algorithm.turns = "turn"` that window alone. Empty where the learner reported no values."""
     import pandas as pd
 
     reader = open_run(run_dir)
     answers, of = _answers(reader, first, last)
-    advantages = read_config(run_dir).get("algorithm", {}).get("advantages") or {}
-    gamma = float(advantages.get("gamma", 1.0))
+    algorithm = read_config(run_dir).get("algorithm", {})
+    gamma = float((algorithm.get("advantages") or {}).get("gamma", 1.0))
+    # Where credit ends with a turn, nothing stored says what windows before the last one earned.
+    kept = slice(-1 if algorithm.get("turns") == "turn" else None, None)
     windows = _windows(reader, list(answers))
     keys = [_key(w) for rows in windows.values() for w in rows if w.state == "trained"]
     seen = DiagnosticsReader(reader.diagnostics).read(keys) if keys else {}
@@ -78,7 +80,7 @@ def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
     cuts: list[tuple[Any, ...]] = []
     found = 0
     for answer, row in answers.items():
-        parts = _parts(windows[answer], seen, row.rewards or [], gamma)
+        parts = _parts(windows[answer], seen, row.rewards or [], gamma)[kept]
         tokens += [_token_columns(part, answer, row.length) for part in parts]
         cuts += _cut_rows(parts, answer, row.length)
         found += bool(parts)

@@ -1,5 +1,6 @@
 """The critic's page: returns of earlier windows, figures with golden numbers, and every state."""
 
+import json
 import math
 import re
 import time
@@ -315,6 +316,19 @@ def test_a_range_of_updates_and_a_bound(run_dir: Path, monkeypatch: pytest.Monke
     assert queries.critic_sample(run_dir, 1, 24).answers == 1
     nothing = queries.critic_sample(run_dir, 900, 999)
     assert (nothing.answers, nothing.of, len(nothing.tokens), len(nothing.cuts)) == (0, 0, 0, 0)
+
+
+def test_credit_that_ends_with_a_turn_is_known_in_last_windows_alone(tmp_path: Path) -> None:
+    """The return of an earlier window is of its own turn, and not of all that the answer earned."""
+    run = write_run(tmp_path, updates=12, roll_back_after=None)
+    assert not queries.critic_sample(run, 1, 12).tokens["finished"].all()
+    resolved = json.loads((run / "resolved.json").read_text())
+    resolved["algorithm"]["turns"] = "turn"
+    (run / "resolved.json").write_text(json.dumps(resolved))
+    found = queries.critic_sample(run, 1, 12)
+    assert found.tokens["finished"].all()
+    assert found.answers > 0
+    assert found.cuts.empty
 
 
 def test_the_documented_snippet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
