@@ -104,11 +104,6 @@ class AnchorSelection:
 
         config, mode = self._config, self._config.model.chat_template
         source = build_source(config.task, config.seed)
-        held_out = [
-            TaskPrompt(row, prompt_ids(self._tokenizer, row.prompt, mode))
-            for row in source.eval_rows(config.evaluation.num_prompts)
-        ]
-        held_out = [one for one in held_out if len(one.ids) <= config.task.max_prompt_length]
         found: dict[str, AnchorPrompt] = {}
 
         def keep(asked: TaskPrompt, *, out: bool) -> bool:
@@ -118,8 +113,10 @@ class AnchorSelection:
             new = AnchorPrompt(len(found), asked.row, asked.ids, text, name, out)
             return found.setdefault(text, new) is new
 
-        for one in held_out:
-            keep(one, out=True)
+        for row in source.eval_rows(config.evaluation.num_prompts):
+            one = TaskPrompt(row, prompt_ids(self._tokenizer, row.prompt, mode))
+            if len(one.ids) <= config.task.max_prompt_length:
+                keep(one, out=True)
         stream = training_prompts(config, self._tokenizer)
         if isinstance(source, DatasetSource):
             stream = islice(stream, len(source.training))
