@@ -26,10 +26,10 @@ from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
 from headrace.data.image_processor import sees_images
 from headrace.data.media import MediaError
-from headrace.data.tokenizer import has_chat_template, load_tokenizer
+from headrace.data.tokenizer import has_chat_template
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware
-from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.commands.checks.reward_check import check_reward, policy_tokenizer
 from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import plan_processes
 
@@ -209,7 +209,7 @@ def check_environment(config: RunConfig) -> RunConfig:
                 'model.chat_template = "always"'
             )
         return config
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = policy_tokenizer(config)
     MessageRenderer(tokenizer, is_chat=True, appends=environment.template == "append")
     found: dict[str, Any] = {"tools": tools, "scored": environment.scored or not ready.pays}
     if tools:

@@ -14,7 +14,7 @@ from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
 from headrace.data.anchors import read_anchors
 from headrace.data.tokenizer import load_tokenizer
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 
 
 def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
@@ -66,7 +66,8 @@ def policy_tokenizer(config: RunConfig) -> Any:
     try:
         return load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise UserError(f"model.path = {config.model.path!r}: no tokenizer: {error}") from error
+        line = f"model.path = {config.model.path!r}: no tokenizer: {first_line(error)}"
+        raise UserError(line) from error
 
 
 def check_anchors(config: RunConfig) -> None:

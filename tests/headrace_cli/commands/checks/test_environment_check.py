@@ -74,3 +74,9 @@ def test_a_template_that_cannot_be_extended_ends_all_before_it_begins(tmp_path: 
     forgets = with_template(tmp_path, "{{ messages[-1].content }}")
     with pytest.raises(UserError, match="changes earlier messages"):
         checked(forgets, "model.chat_template=always")
+
+
+def test_a_model_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^model\.path = .*: no tokenizer: ") as caught:
+        checked(f"model.path={tmp_path}", "model.chat_template=always")
+    assert "\n" not in str(caught.value)
