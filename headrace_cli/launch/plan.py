@@ -65,11 +65,11 @@ def cpu_places(
     has a core of its own and the learner the others, except in lockstep modes, where the learner
     may use all of them; a single core is shared."""
     cores, count = hardware.cores, config.generator.count
-    if hardware.gpus:
-        return (tuple(config.generator.cpus or ()),) * count, tuple(config.learner.cpus or ())
     for key, wanted in (("generator", config.generator.cpus), ("learner", config.learner.cpus)):
         if wanted and not set(wanted) <= set(cores):
             raise UserError(f"{key}.cpus = {wanted}, but this machine offers {list(cores)}")
+    if hardware.gpus:
+        return (tuple(config.generator.cpus or ()),) * count, tuple(config.learner.cpus or ())
     if config.generator.cpus:
         generators = tuple(tuple(config.generator.cpus) for _ in range(count))
     elif len(cores) == 1:

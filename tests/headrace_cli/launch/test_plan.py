@@ -135,6 +135,8 @@ def test_cores_can_be_named(make_config: Make) -> None:
     assert "--evaluation-cpus" not in specs["generator-0"].argv
     with pytest.raises(UserError, match=r"generator\.cpus = \[9\]"):
         plan(make_config("generator.cpus=[9]"), machine(4))
+    with pytest.raises(UserError, match=r"learner\.cpus = \[9\]"):
+        plan(make_config("learner.cpus=[9]"), machine(8, gpus=1))
 
 
 def test_one_gpu_is_shared(make_config: Make) -> None:
