@@ -395,6 +395,9 @@ def test_a_page_that_cannot_be_served_is_one_line(
         assert f"--port {port}: ports go from 1 to 65535" in line
     line = fails(capsys, "dashboard", "--root", str(tmp_path / "none"))
     assert f"no folder of runs at {tmp_path / 'none'}" in line
+    (run := tmp_path / "run").mkdir()
+    (run / "resolved.json").write_text("{}")
+    assert f"no folder of runs at {run}" in fails(capsys, "dashboard", str(run))
     line = fails(capsys, "dashboard", str(tmp_path), "--host", "192.0.2.1")
     assert "192.0.2.1: no address of this machine" in line
 

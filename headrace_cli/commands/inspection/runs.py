@@ -134,8 +134,8 @@ def dashboard(arguments: argparse.Namespace) -> int:
     root = Path(arguments.folder or arguments.root or "runs")
     if not 0 <= arguments.port <= MAX_PORT:
         raise UserError(f"--port {arguments.port}: ports go from 1 to {MAX_PORT}; 0: a free one")
-    if not root.is_dir():
-        raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
+    if not root.is_dir() or run_folder.is_run(root):
+        raise UserError(f"no folder of runs at {root}, such as the `runs` of `headrace train`")
     port = page_port(arguments.host, arguments.port)
     argv = dashboard_argv(arguments.host, port, root.resolve())
     print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
