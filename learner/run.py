@@ -116,8 +116,9 @@ def _run(options: argparse.Namespace) -> None:
                         broadcasts=device if config.generator.weights == "broadcast" else None,
                     )
                 )  # fmt: skip
+                own = partial(weights_of, trainer)
                 inbox = stack.enter_context(
-                    Inbox(link, config.transport, weights=lambda: weights_of(trainer), work=work)
+                    Inbox(link, config.transport, weights=own, work=work, ranks=options.world_size)
                 )
                 trainer.notices = _checkpoint_incidents(options.run_dir / "checkpoints", trainer)
                 trainer.tell, trainer.send = _disk_reporter(inbox), inbox.announce

@@ -46,9 +46,10 @@ class Inbox:
         *,
         weights: Callable[[], WeightOrigin],
         work: ProgressReporter,
+        ranks: int = 1,
     ) -> None:
         """`weights` returns the learner's present weights, `work` reports its progress."""
-        self._transport, self._weights = transport, weights
+        self._transport, self._weights, self._ranks = transport, weights, ranks
         self._announced: str | None = None
         """The restored checkpoint that a coordinator has acknowledged."""
         self._greetings = 0
@@ -65,7 +66,9 @@ class Inbox:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        failed = None if error is None else f"{type(error).__name__}: {error}"
+        # torch raises it when another rank is gone: all start again, and the run goes on.
+        is_lost = self._ranks > 1 and isinstance(error, RuntimeError)
+        failed = None if error is None or is_lost else f"{type(error).__name__}: {error}"
         self._dealer.send(m.Goodbye(failed=failed))
         self._pulse.__exit__(None, None, None)
         self._dealer.close()

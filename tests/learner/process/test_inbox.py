@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from headrace.config.sections.process import TransportConfig
+from headrace.errors import RunFailedError
 from headrace.host.progress_reporter import ProgressReporter
-from headrace.protocol.messages.control import CheckpointRequest, Hello, Message, Welcome
+from headrace.protocol.messages.control import CheckpointRequest, Goodbye, Hello, Message, Welcome
 from headrace.protocol.transport.sockets import Link, Router
 from learner.process import inbox as inbox_module
 from learner.process.inbox import Inbox, WeightOrigin
@@ -59,5 +60,40 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
         assert later.skipped == "not finite"
         await router.send(identity, answer(later))
         assert [type(message) for message in await learner] == [Welcome, Welcome]
+    finally:
+        router.close()
+
+
+GONE = RuntimeError("Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "error", "told"),
+    [
+        (1, GONE, "RuntimeError: Connection closed by peer"),
+        (2, GONE, None),
+        (2, RunFailedError("weight a is not finite"), "RunFailedError: weight a is not finite"),
+    ],
+)
+async def test_a_rank_that_lost_another_one_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, error: Exception, told: str | None
+) -> None:
+    """A kill of one of several ranks breaks the collectives of the others."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    transport = TransportConfig()
+    router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+    link, weights = Link(router.address, transport.max_bytes), WeightOrigin(0, None, None)
+    box = Inbox(link, transport, weights=lambda: weights, work=ProgressReporter(), ranks=ranks)
+
+    def fail() -> None:
+        with pytest.raises(type(error)), box:
+            raise error
+
+    try:
+        ended = asyncio.get_running_loop().run_in_executor(None, fail)
+        while not isinstance(message := (await router.receive())[1], Goodbye):
+            pass
+        assert message.failed == told
+        await ended
     finally:
         router.close()
