@@ -82,6 +82,8 @@ class ScriptedPeer:
     """To a Hello."""
     greeted = 0.0
     """When it last said Hello, on the monotonic clock."""
+    failed: str | None = None
+    """What it says at its end."""
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class ScriptedPeer:
             self.seen.append(message)
             if isinstance(message, m.Shutdown):
                 self.shutdown = message.reason
-                await self.dealer.send(m.Goodbye())
+                await self.dealer.send(m.Goodbye(failed=self.failed))
                 self.dealer.close()
                 return
             await self.answer(message)

@@ -19,12 +19,19 @@ from headrace.protocol.records.record_types import (
     EvaluationDone,
     GroupIssued,
     Record,
+    RunPhase,
 )
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
+from tests.coordinator.peers import (
+    CoordinatorProcess,
+    ScriptedGenerator,
+    ScriptedLearner,
+    ScriptedReward,
+)
 from tests.coordinator.rollouts.test_probes import evaluated
 from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, endless, staged
-from tests.coordinator.test_loop import run_config
+from tests.coordinator.test_loop import records_of, run_config
 
 LACK = "room for 9 bytes in /run/journal, and 0 are free"
 
@@ -267,3 +274,18 @@ async def test_a_disk_that_breaks_at_the_very_end_is_the_end(
     finally:
         stage.hub.router.close()
         stage.store.close()
+
+
+async def test_a_worker_that_fails_behind_the_end_does_not_change_it(tmp_path: Path) -> None:
+    """It finishes what it holds when the run is over, and too much of that fails."""
+    config = run_config(stop={"updates": 2}, evaluation={"before": False, "after": False})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    reward = ScriptedReward(address, "reward-0")
+    reward.failed = "64 scorings in a row failed"
+    learner = ScriptedLearner(address, "learner-0")
+    peers = [ScriptedGenerator(address, "generator-0", capacity=8), reward, learner]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    phases = [r.phase for r in records_of(coordinator.run_dir) if isinstance(r, RunPhase)]
+    assert phases[-1] == "finished"
