@@ -148,7 +148,10 @@ class Hub:
         self.troubles = Incidents(self.incident)
         self.rankers = RankerVersions(self.config, self.run_dir)
         self.recorder.snapshot = self._snapshot
-        self.monitors = RewardMonitors(self.config.reward, partial(self.incident, "warning"))
+        reward = self.config.reward
+        if not self.config.is_scored:  # The environment alone pays, whatever sources are named.
+            reward = reward.model_copy(update={"sources": {}})
+        self.monitors = RewardMonitors(reward, partial(self.incident, "warning"))
 
     @property
     def account(self) -> Account:

@@ -40,6 +40,7 @@ class EpisodeStage(Stage):
     ) -> None:
         windows = {"across_turns": options.pop("across_turns", True)}
         config = run_config(
+            reward=options.pop("reward", {}),
             environment={"name": "calculator"} | options,
             schedule={"window": 4, "batch_windows": 8, "max_staleness": 1} | windows,
             evaluation={"before": False, "after": False},
@@ -218,6 +219,17 @@ def test_an_episode_that_is_over_before_it_begins_is_scored_as_nothing(tmp_path:
         assert (first.reward, first.windows) == (0.5, [])
 
     play(tmp_path / "run-1", story, scored=True)
+
+
+def test_an_environment_pays_alone_whatever_sources_the_recipe_names(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step(done=True))
+        assert (first.reward_status, first.reward) == ("ok", 0.0)
+        assert stage.hub.monitors.at_commit()["rewards/default/count"] == 1.0
+
+    named = {"sources": {"sums": {"kind": "exact"}}, "route": {"default": "sums"}}
+    play(tmp_path / "run-1", story, reward=named)
 
 
 def test_windows_end_with_turns_where_they_do_not_go_across(tmp_path: Path) -> None:
