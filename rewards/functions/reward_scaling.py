@@ -57,7 +57,10 @@ def _of_siblings(
         raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
     earned = (each and scale_response(source, each, graded=graded) for each in given)
     seen = zip(item.siblings, earned, strict=True)
-    return Verdict(siblings=tuple(blocked_verdict(source, sibling) or v for sibling, v in seen))
+    each = tuple(blocked_verdict(source, sibling) or v for sibling, v in seen)
+    if not any(each):
+        raise InvalidRewardError("all siblings get None, so no reward applies to this group")
+    return Verdict(siblings=each)
 
 
 def _of_lines(item: ScoreItem, verdict: Verdict) -> Verdict:

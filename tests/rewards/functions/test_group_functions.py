@@ -89,6 +89,15 @@ def test_anything_but_a_score_for_each_sibling_is_no_reward(result: Any, message
         rewards(config("whatever"), group("7", "8", result=result))
 
 
+def test_a_group_to_which_no_reward_applies_is_a_failure() -> None:
+    """Else it would be a good score, and so many in a row would never end a run."""
+    with pytest.raises(InvalidRewardError, match="no reward applies to this group"):
+        verdicts(config("against_answer"), group("", ""))
+    without_end, none = verdicts(config("against_answer"), group("7...", ""))
+    assert without_end == Verdict(0.0, False, {})
+    assert none is None
+
+
 def test_a_function_of_one_response_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match=r"`completion` is one response.*as `completions`"):
         build_verifier(config("alone").each()["default"])
