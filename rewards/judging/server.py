@@ -101,7 +101,8 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float | No
 class RateLimiter:
     """Limits entries to `per_minute` (None: no limit), first come, first served.
 
-    They are evenly spaced, so that nobody waits for a minute that others filled at once."""
+    They are evenly spaced, so that nobody waits for a minute that others filled at once. Only the
+    first in the queue has a turn: those who give up leave none unused."""
 
     def __init__(
         self,
@@ -113,13 +114,15 @@ class RateLimiter:
         self._spacing_s = 0.0 if per_minute is None else MINUTE_S / per_minute
         self._clock, self.sleep = clock, sleep
         self._next = self._closed_until = float("-inf")
+        self._queue = asyncio.Lock()
 
     async def enter(self) -> None:
         """Return when it is the caller's turn."""
-        while (wait := self._reserve() - self._clock()) > 0:
-            await self.sleep(wait)
-            if self._clock() >= self._closed_until:
-                return
+        async with self._queue:
+            while (wait := self._reserve() - self._clock()) > 0:
+                await self.sleep(wait)
+                if self._clock() >= self._closed_until:
+                    return
 
     def hold(self, seconds: float) -> None:
         """Let nobody enter for this many seconds."""

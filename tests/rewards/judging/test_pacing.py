@@ -1,5 +1,6 @@
 """Waits after failures and between requests, on a clock of the test's own."""
 
+import asyncio
 from datetime import UTC, datetime
 
 import pytest
@@ -77,3 +78,24 @@ async def test_who_waited_for_a_turn_waits_for_the_end_of_a_hold_too() -> None:
     await pace.enter()
     # Its own turn was at 60; the one after the hold is the next of the pace.
     assert clock.now == 120.0
+
+
+async def test_who_gives_up_leaves_their_turn_to_others() -> None:
+    """A server's `Retry-After` may be longer than the deadline of all that wait for its end."""
+    clock, opened = Clock(), asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await opened.wait()
+        await clock.sleep(seconds)
+
+    pace = RateLimiter(60, clock=clock, sleep=sleep)
+    await pace.enter()
+    waiting = [asyncio.create_task(pace.enter()) for _ in range(30)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    opened.set()
+    await pace.enter()
+    # The first of them had its turn at 1 s already.
+    assert clock.now == 2.0
