@@ -113,7 +113,6 @@ def stop(arguments: argparse.Namespace) -> int:
                 f"the coordinator of {run_dir.name} does not answer at {found[0]}; its supervisor "
                 "ends the run at Ctrl-C"
             )
-        monitor.send_command("stop")
         moved_at = time.monotonic()
         while run_folder.is_running(run_dir):
             if time.monotonic() - moved_at > arguments.timeout:
@@ -121,8 +120,10 @@ def stop(arguments: argparse.Namespace) -> int:
                     f"{run_dir.name} was asked to stop and has made no progress for "
                     f"{arguments.timeout:.0f} s; see {run_dir / 'logs'}"
                 )
+            monitor.send_command("stop")  # Again: one that is killed is followed by another.
             monitor.request_status()
-            if status := monitor.latest_status(timeout_s=ASK_EVERY_S):
+            time.sleep(ASK_EVERY_S)
+            if status := monitor.latest_status():
                 screen.show(status)
                 moved_at = max(moved_at, time.monotonic() - status.moved_s)
     print(f"{run_dir.name} has ended")

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from headrace.protocol.messages.control import Status
 from headrace.run_files.run_folder import LIVE_STATE_FILE, RESOLVED, locked, make_run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.cli import main
+from headrace_cli.commands.inspection import runs
 from storage import queries
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import make_config, write_run
@@ -180,6 +182,40 @@ def test_what_is_noted_is_shown_and_archived_runs_are_not(
     change_notes(tmp_path / "new-2", archived=True)
     assert main(arguments) == 0
     assert capsys.readouterr().out == "2 archived; --archived lists them, too\n"
+
+
+def test_the_coordinator_that_takes_over_is_asked_to_stop_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one that is asked is killed before it has ended the run."""
+    asked: list[str] = []
+
+    class AnyCoordinator:
+        """Monitor of a run that goes on until its second coordinator is asked."""
+
+        def __init__(self, *_: object) -> None:
+            self.send_command = asked.append
+
+        def request_status(self) -> None:
+            pass
+
+        def latest_status(self, timeout_s: float = 0.0) -> Status:
+            return Status(
+                run_id="r", phase="training", update=0, version=0, gauges={}, ledger={},
+                dropped={}, waits={}, processes={},
+            )  # fmt: skip
+
+        def close(self) -> None:
+            pass
+
+    run_dir = make_run_folder(make_config(tmp_path))
+    monkeypatch.setattr(runs, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(runs, "Monitor", AnyCoordinator)
+    monkeypatch.setattr(runs, "coordinator_of", lambda folder: ("tcp://127.0.0.1:1", 1))
+    monkeypatch.setattr(runs.run_folder, "is_running", lambda folder: len(asked) < 2)
+    assert main(["stop", str(run_dir)]) == 0
+    assert asked == ["stop", "stop"]
+    assert capsys.readouterr().out.endswith(f"{run_dir.name} has ended\n")
 
 
 def test_an_evaluation_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
