@@ -124,6 +124,7 @@ class Phases:
             self._follow()
             if self.phase in self._work:
                 await self._work[self.phase]()
+                self._tell_unasked()
                 self._follow()
             if self.parts.episodes is not None and self.phase in WORKING:
                 await self.parts.episodes.dispatch()
@@ -267,12 +268,15 @@ class Phases:
         await self.parts.along.advance()
         await self.parts.generation.lease_training()
         self.parts.training.dispatch()
-        if self.parts.prompts.skipped > self._skips_told:
-            self._skips_told = self.parts.prompts.skipped
+
+    def _tell_unasked(self) -> None:
+        prompts = self.parts.prompts
+        if prompts.skipped > self._skips_told:
+            self._skips_told = prompts.skipped
             text = f"{self._skips_told} prompts over task.max_prompt_length were skipped so far"
             self.hub.incident("warning", "prompt_too_long", text)
-        while self.parts.prompts.unasked:
-            self.hub.incident("warning", "prompts_unasked", self.parts.prompts.unasked.pop())
+        while prompts.unasked:
+            self.hub.incident("warning", "prompts_unasked", prompts.unasked.pop())
 
     async def _drain(self) -> None:
         self.parts.generation.hold_all()

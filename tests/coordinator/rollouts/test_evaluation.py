@@ -128,6 +128,26 @@ async def test_an_evaluation_waits_for_the_version_that_follows_its_update(tmp_p
     assert evaluated == {0: 0, 3: 3}
 
 
+async def test_an_evaluation_without_training_tells_of_prompts_that_are_not_asked(
+    tmp_path: Path,
+) -> None:
+    config = run_config(
+        evaluation={"only": True, "after": False, "num_prompts": 4},
+        task={"kind": "chain_sums", "max_prompt_length": 1, "max_response_length": 12},
+    )
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=8), ScriptedReward(address, "reward-0"),
+    ]  # fmt: skip
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    assert [r.num_prompts for r in records if isinstance(r, EvaluationDone)] == [0]
+    told = [r.text for r in records if isinstance(r, Incident) and r.kind == "prompt_too_long"]
+    assert told == ["4 prompts over task.max_prompt_length were skipped so far"]
+
+
 async def whole_run(tmp_path: Path, config: RunConfig) -> list[AnyRecord]:
     """What a run with one peer of each role wrote down, from its start to its end."""
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
