@@ -248,7 +248,15 @@ class Supervisor:
             MASTER_PORT: str(self._master_port),
         }
         first = child.started_at == 0.0
-        pid = self._launcher.start(child, values, *extra)
+        try:
+            pid = self._launcher.start(child, values, *extra)
+        except OSError as error:  # The host has no process or memory left.
+            if child.running:
+                raise  # It is the reaper that cannot be had.
+            with contextlib.suppress(OSError):
+                append_some(child.spec.log, f"error: it cannot be started: {error}\n".encode())
+            child.log, child.started_at = None, time.monotonic()
+            return self._died(child, OURS)
         self._event("started" if first else "restarted", child.spec.name, pid=pid)
 
     def _start_coordinator(self, *extra: str) -> None:

@@ -1,12 +1,13 @@
 """The supervisor with real processes that follow a script: order, restarts, causes, no orphans."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from headrace.host.process_reaper import ProcessReaper
 from headrace.run_files.checked_lines import whole_lines
 from headrace_cli.launch.plan import ADDRESS, ProcessSpec, RestartPolicy, SpecRole
+from headrace_cli.launch.process import ChildProcess, ProcessLauncher
 from headrace_cli.launch.supervisor import OURS, RunOutcome, Supervisor, SupervisorDeadlines
 from tests.documented import is_documented
 from tests.headrace_cli.launch import scripted_role
@@ -188,6 +190,45 @@ def test_a_run_without_any_generator_that_can_live_ends(script: Script) -> None:
     assert outcome.cause.endswith("died 2 times (exit code 1): something is wrong here")
     gave_up = [row["name"] for row in script.rows() if row["event"] == "gave_up"]
     assert sorted(gave_up) == ["generator-0", "generator-1"]
+
+
+class FullHost(ProcessLauncher):
+    """Has no room for a generator at the first attempts."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__()
+        self._attempts = attempts
+
+    def start(self, child: ChildProcess, placeholders: Mapping[str, str], *extra: str) -> int:
+        if child.spec.role == "generator" and self._attempts:
+            self._attempts -= 1
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return super().start(child, placeholders, *extra)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "cause"),
+    [
+        (1, ""),
+        (
+            2,
+            "generator-0 died 2 times (exit code 1): it cannot be started: [Errno 11] Resource "
+            "temporarily unavailable",
+        ),
+    ],
+)
+def test_what_a_full_host_cannot_start_is_started_later(
+    script: Script, attempts: int, cause: str
+) -> None:
+    (script.run_dir / "logs").mkdir()
+    pid_file = script.run_dir / "pid"
+    script.when(partial(written, pid_file), script.finish)
+    generator = spec(script, "generator-0", "generator", "stay", pid_file, restarts=ONCE)
+    whole, launcher = [coordinator(script), generator], FullHost(attempts)
+    supervisor = Supervisor(script.run_dir, whole, script, deadlines=QUICK, launcher=launcher)
+    assert supervisor.run().cause == cause
+    assert script.events("generator-0")[:2] == ["died", "died" if cause else "restarted"]
+    assert [note for note in script.notes if not is_documented(note)] == []
 
 
 def test_the_users_mistake_in_a_role_is_one_line(script: Script) -> None:
