@@ -10,8 +10,6 @@ returned, never both; a learner whose weights are not a place on the surviving l
 
 import secrets
 import time
-from collections import Counter
-from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -30,6 +28,7 @@ from headrace.protocol.messages import control as m
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.records import record_types as r
 from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
 
 _BATCH_ID_BITS = 52
 """Bits of a random batch id, which never repeats, even if a journal lost its end."""
@@ -183,7 +182,7 @@ class LearnerUpdates:
         self._batch_metrics = {
             **prepared.metrics,
             **self._gauges.at_dispatch(prepared.taken),
-            **self._share_metrics(prepared.taken),
+            **self._share_metrics(windows),
         }
         self._sent_at = time.monotonic()
         hub.clock.learner_waits(False)
@@ -191,31 +190,21 @@ class LearnerUpdates:
 
     def _drop_stale(self) -> None:
         """Drop windows whose tokens are all too old at once, so that others may begin."""
-        hub = self._hub
-        stale = hub.scheduler.selector.too_stale()
-        for window in stale:
-            length = hub.account.trajectories[window.trajectory_id].sampled
-            left_out = {"stale": window.tokens}
-            self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
+        stale = self._hub.scheduler.selector.too_stale()
         if stale:
             ids = [window.window_id for window in stale]
-            hub.record_event(r.WindowsDropped(window_ids=ids, reason="stale"))
+            self._hub.record_event(r.WindowsDropped(window_ids=ids, reason="stale"))
+        self._add_shares(stale)
 
-    def _share_metrics(self, taken: r.BatchTaken) -> dict[str, Metric]:
+    def _share_metrics(self, windows: list[Window]) -> dict[str, Metric]:
         """Return metrics of tokens that the batch trains or leaves out, and of drops."""
-        for item in taken.windows:
-            window = self._hub.account.window(item.window_id)
-            left_out = Counter[str]()
-            for run in item.masked:
-                left_out[run.reason] += run.tokens
-            self._shares.add(
-                window.trajectory_id,
-                self._hub.account.trajectories[window.trajectory_id].sampled,
-                trained=window.tokens - left_out.total(),
-                left_out=left_out,
-            )
+        self._add_shares(windows)
         chooses = self._hub.config.algorithm.admit != "all"
         return self._shares.pop_metrics() | (self._filter.pop_metrics() if chooses else {})
+
+    def _add_shares(self, windows: list[Window]) -> None:
+        for window in windows:
+            self._shares.add(window, self._hub.account.trajectories[window.trajectory_id].sampled)
 
     async def _send(self, name: str, batch: m.Batch, parts: list[m.BatchPart]) -> None:
         taken = self._hub.account.taken
@@ -300,14 +289,13 @@ class DropRatesByLength:
         self._rows: dict[int, list[int]] = {}
         """Length, and tokens trained, stale and left out otherwise, by trajectory."""
 
-    def add(
-        self, trajectory_id: int, length: int, *, trained: int, left_out: Mapping[str, int]
-    ) -> None:
-        """Add a window of a response with `length` tokens; `left_out`: tokens by reason."""
-        stale = left_out.get("stale", 0)
-        row = self._rows.setdefault(trajectory_id, [0, 0, 0, 0])
+    def add(self, window: Window, length: int) -> None:
+        """Add a window that a batch has, or that is dropped, of a response with `length` tokens."""
+        left_out = window.dropped()
+        stale, whole = left_out.get("stale", 0), sum(left_out.values())
+        row = self._rows.setdefault(window.trajectory_id, [0, 0, 0, 0])
         row[0] = max(row[0], length)
-        for column, new in enumerate((trained, stale, sum(left_out.values()) - stale), 1):
+        for column, new in enumerate((window.tokens - whole, stale, whole - stale), 1):
             row[column] += new
 
     def pop_metrics(self) -> dict[str, list[float | None]]:

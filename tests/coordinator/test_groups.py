@@ -11,9 +11,9 @@ from coordinator.scheduling.window_lifecycle import is_mixed
 from coordinator.training.learner_updates import DropRatesByLength
 from headrace.metrics.registry import METRICS
 from headrace.protocol.messages.batches import GroupScores, PolicyWindow
-from headrace.protocol.records.record_types import Forgotten, WindowsDropped
+from headrace.protocol.records.record_types import Forgotten, MaskedRun, WindowsDropped
 from headrace.trajectory.trajectories import Trajectory
-from headrace.trajectory.windows import trajectory_of
+from headrace.trajectory.windows import Window, trajectory_of
 from tests.coordinator.persistence.test_state import assert_books_match
 from tests.coordinator.world import (
     World,
@@ -320,11 +320,12 @@ def test_drop_and_mask_shares_by_length() -> None:
     tokens were masked, for two other reasons."""
     shares = DropRatesByLength()
     for length in range(1, 21):
-        left_out = {"stale": length} if length > 16 else {}
-        if 8 < length <= 16:
-            left_out = {"boundary_mask": 1, "non_finite": 1}
-        trained = length - sum(left_out.values())
-        shares.add(length, length, trained=trained, left_out=left_out)
+        window = Window(length, 0, 0, length, length, min_version=0, max_version=0)
+        if length > 16:
+            window.state, window.reason = "dropped", "stale"
+        elif length > 8:
+            window.masked = [MaskedRun("boundary_mask", 0, 1, 1), MaskedRun("non_finite", 1, 2, 1)]
+        shares.add(window, length)
     made = shares.pop_metrics()
 
     assert made["staleness/drop_share"] == [0.0] * 8 + [1.0] * 2
@@ -353,7 +354,7 @@ def test_each_reason_is_in_one_of_the_two_shares() -> None:
     left_out = counts(window.masked)
     assert left_out == {"stale": 2, "boundary_mask": 3}
     shares = DropRatesByLength()
-    shares.add(0, trajectory.length, trained=1, left_out=left_out)
+    shares.add(world.account.window(window.window_id), trajectory.length)
     made = shares.pop_metrics()
     assert made["staleness/drop_share"] == [pytest.approx(2 / 6)] + [None] * 9
     assert made["staleness/mask_share"] == [pytest.approx(3 / 6)] + [None] * 9
