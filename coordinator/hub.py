@@ -265,9 +265,3 @@ class Hub:
     def send_after(self, name: str, message: Message, *, hurry: bool = False) -> None:
         """Send once all records so far are on disk, to the process that has the name then."""
         self.recorder.after(lambda: self.send(name, message), hurry=hurry)
-
-    async def broadcast(self, message: Message) -> None:
-        """Send to everyone but monitors."""
-        for name, _ in self.peers.everyone():
-            if name not in self.peers.monitors:
-                await self.send(name, message)

@@ -84,8 +84,7 @@ class Phases:
             "closing": (
                 (lambda: hub.failed, "ending"),
                 (lambda: not (self._is_stopped() or self._is_over()), "training"),
-                (self._has_last_checkpoint, "ending"),
-                (lambda: hub.peers.learner is None, "ending"),
+                (lambda: self._has_last_checkpoint() or hub.peers.learner is None, "ending"),
             ),
             "leaving": ((self._everyone_left, "closed"),),
         }
@@ -303,9 +302,8 @@ class Phases:
         if self.outcome == "finished":
             self.parts.training.line.return_batch("the run ended without its learner")
             # All tokens that no update will train have their own name in the ledger.
-            for trajectory in list(hub.account.trajectories.values()):
-                if trajectory.purpose != "train":
-                    continue
+            known = list(hub.account.trajectories.values())
+            for trajectory in (t for t in known if t.purpose == "train"):
                 for record in hub.lifecycle.discard(trajectory, "discarded_at_end"):
                     hub.record_event(record)
                 if not trajectory.ended:
@@ -320,6 +318,6 @@ class Phases:
         hub = self.hub
         self.phase = "leaving"
         self._leaving_since = time.monotonic()
-        for name in list(hub.peers.monitors):
-            await hub.send(name, status(hub, self.parts, self.waits, self.name))
-        await hub.broadcast(self.shutdown())
+        told = status(hub, self.parts, self.waits, self.name)
+        for name, _ in hub.peers.everyone():
+            await hub.send(name, told if name in hub.peers.monitors else self.shutdown())
