@@ -121,7 +121,7 @@ class StallWatch:
             yield "rewards", f"{rewards} rewards" + (f" of {names(busy)}" if busy else "")
         for words in parts.self_test.waits():
             yield "phase", words
-        if live := hub.leases.live():
+        if live := len(hub.leases.given):
             busy = [name for name, one in peers.generators.items() if one.live]
             whose = f" of {names(busy)}" if busy else ""
             yield "trajectories", f"{live} trajectories{whose} to go on"

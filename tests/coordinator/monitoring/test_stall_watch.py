@@ -88,6 +88,14 @@ async def test_an_answer_that_goes_on_is_no_wait_for_rewards(
         assert list(going_on.values()) == [0.0]
 
 
+async def test_an_evaluation_that_stands_still_names_who_holds_it_up(tmp_path: Path) -> None:
+    config = run_config(evaluation={"num_prompts": 4})
+    async with staged(config, tmp_path / "run-1") as stage:
+        await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        assert stage.coordinator.phases.phase == "evaluating"
+        assert list(ages(stage)) == [f"4 trajectories of {GENERATOR} to go on"]
+
+
 async def test_what_is_refused_or_known_is_no_progress(tmp_path: Path, clock: list[float]) -> None:
     async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
         await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
