@@ -84,8 +84,9 @@ class SelfTest:
         return self._is_over
 
     def waits(self) -> list[str]:
-        """Return its waits, in words."""
-        asked = [name for name, check in self._checks.items() if check.trajectory_id >= 0]
+        """Return its waits, in words, those for generators that failed late included."""
+        generators = self._hub.peers.generators.items()
+        asked = [name for name, one in generators if one.loaded >= 0 and not one.tested]
         words = [f"{name} to answer the prompt of the self-test" for name in asked]
         if self._asked is not None and not self._rewarded:
             words.append(f"{self._asked[0]} to score the answer of the self-test")

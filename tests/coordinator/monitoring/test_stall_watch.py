@@ -96,6 +96,18 @@ async def test_an_evaluation_that_stands_still_names_who_holds_it_up(tmp_path: P
         assert list(ages(stage)) == [f"4 trajectories of {GENERATOR} to go on"]
 
 
+async def test_a_generator_that_failed_its_self_test_late_is_waited_for(tmp_path: Path) -> None:
+    """It gets no lease, and where it is the only one the run stands still."""
+    config = run_config(transport={"self_test_s": 20.0}, evaluation={"before": False})
+    async with staged(config, tmp_path / "run-1") as stage:
+        test = stage.coordinator.parts.self_test
+        test._is_over = True
+        await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        test._fail(GENERATOR, f"{GENERATOR} could not answer a prompt")
+        assert stage.hub.failed is None
+        assert list(ages(stage)) == [f"{GENERATOR} to answer the prompt of the self-test"]
+
+
 async def test_what_is_refused_or_known_is_no_progress(tmp_path: Path, clock: list[float]) -> None:
     async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
         await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
