@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from operator import attrgetter
 from statistics import fmean
 from typing import Literal
@@ -199,11 +200,8 @@ class Deadlines:
 
     def expired(self) -> list[int]:
         """Pop the keys whose time has passed."""
-        now, found = self._clock(), []
-        for key, due in self._due.items():
-            if due > now:
-                break
-            found.append(key)
+        now = self._clock()
+        found = [key for key, _ in takewhile(lambda item: item[1] <= now, self._due.items())]
         for key in found:
             del self._due[key]
         self._over.update(found)
