@@ -122,12 +122,13 @@ class Scoring:
         idlest_first = sorted(
             self._hub.peers.rewards.items(), key=lambda pair: pair[1].in_flight.total()
         )
-        for name, worker in idlest_first:
+        for place, (name, worker) in enumerate(idlest_first):
             for source, queue in self._queues.items():
                 if not self._hub.rankers.ready(source):
                     continue
                 room = 2 * size * self._sources[source].children - worker.in_flight[source]
-                asks = [queue.popleft() for _ in range(min(room, size, len(queue)))]
+                share = -(-len(queue) // (len(idlest_first) - place))
+                asks = [queue.popleft() for _ in range(min(room, size, share))]
                 await self._send(name, [i for ask in asks for i in self._asking(worker, ask)])
             await self._send(name, self._audits.items(worker, self._items.whole))
 

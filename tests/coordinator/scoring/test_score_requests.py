@@ -201,6 +201,16 @@ def test_a_source_with_a_full_queue_leaves_room_for_the_others() -> None:
     assert front.scoring.waiting() == 21
 
 
+def test_answers_that_end_together_are_shared_by_the_workers() -> None:
+    front = Front()
+    workers = front.peers.rewards
+    workers["reward-1"] = RewardPeer(Hello(role="reward", name="reward-1", pid=2, host="here"))
+    for _ in range(5):
+        front.finish()
+    assert len(front.dispatch()) == 5
+    assert [len(worker.scoring) for worker in workers.values()] == [3, 2]
+
+
 def test_what_a_lost_worker_had_goes_back_to_its_source_in_order() -> None:
     front = routed(default="style")
     for of in ("style", "sums", "style", "sums"):
