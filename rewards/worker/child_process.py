@@ -107,11 +107,6 @@ class ScoringChild:
         child.ready = answer
         return child
 
-    @property
-    def code(self) -> int | None:
-        """Its exit code; None until its end is known, and all of it closed."""
-        return self._process.returncode
-
     async def send(self, message: Setup | Batch) -> None:
         """Write one frame; ChildDiedError when nobody reads."""
         try:

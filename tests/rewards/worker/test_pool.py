@@ -316,7 +316,7 @@ async def test_a_kill_that_is_cancelled_leaves_nothing_open() -> None:
     killing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await killing
-    assert child.code == -signal.SIGKILL
+    assert child._process.returncode == -signal.SIGKILL
 
 
 async def test_nobody_waits_for_an_audit_at_the_end() -> None:
