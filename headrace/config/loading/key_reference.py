@@ -102,7 +102,7 @@ def _list(title: str, text: str, rows: list[Key], seen: KeysSoFar) -> str:
     own, others = list[str](), dict[str, list[str]]()
     for key in rows:
         section, _, last = key.name.rpartition(".")
-        first = seen.setdefault((last, *key[1:4]), (section, title))
+        first = seen.setdefault((last, *key[1:]), (section, title))
         if first == (section, title):
             own.append(f"- `{key.name}` ({_form(key)}): {key.meaning}")
         elif first[0] != section:
