@@ -235,7 +235,8 @@ class Prompts:
                 passed += 1
                 self._reads.pop(row.id, None)
                 continue
-            if self._late(source.row_at(i) for i in range(at, at + AHEAD)) == row.id:
+            ahead = map(source.row_at, range(at, at + AHEAD))
+            if domain in self._fetching and row in self._late(ahead):
                 self._broken_off[domain, first] = at, passed
                 raise BlockingIOError(row.id)
             encoded = self._usable(row)
@@ -263,19 +264,15 @@ class Prompts:
         self.skipped += 1
         return None
 
-    def _late(self, rows: Iterable[TaskRow]) -> str:
-        """Have threads read images, of AHEAD rows at a time; the first row that lacks some."""
-        busy, late = sum(not read.done() for read in self._reads.values()), ""
-        for row in rows if self._fetching else ():
-            if row.domain not in self._fetching or not images_in(row.prompt):
-                continue
-            if row.id not in self._reads and (busy < AHEAD or not late):
-                busy += 1
+    def _late(self, rows: Iterable[TaskRow]) -> list[TaskRow]:
+        """Have threads read images; the first rows, at most AHEAD, whose images are not there."""
+        asked = (row for row in rows if row.domain in self._fetching and images_in(row.prompt))
+        late = [r for r in asked if r.id not in self._reads or not self._reads[r.id].done()][:AHEAD]
+        for row in late:
+            if row.id not in self._reads:
                 self._reads[row.id] = Future()
                 # A daemon, so that no server holds up the end of the process.
                 Thread(target=self._read, args=(row, self._reads[row.id]), daemon=True).start()
-            if not late and not self._reads[row.id].done():
-                late = row.id
         return late
 
     def _read(self, row: TaskRow, read: Future[list[bytes]]) -> None:
@@ -300,7 +297,7 @@ class Prompts:
         draw = source.eval_rows if asked.rows == "held_out" else source.training_rows
         rows, found = draw(asked.num_prompts), list[tuple[int, TaskRow, EncodedPrompt]]()
         if late := self._late(rows):
-            raise BlockingIOError(late)
+            raise BlockingIOError(late[0].id)
         for position, row in enumerate(rows):
             if (encoded := self._usable(row)) is not None:
                 found.append((position, row, encoded))
