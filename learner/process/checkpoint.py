@@ -145,12 +145,12 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
     kept = {best.read_text().strip()} if best.is_file() else set()
     numbered = _numbered(root)
     last = [path for path in numbered if number_of(path) <= update][-keep_last:]
-    for path in numbered:
-        if path not in last and path.name not in kept:  # half of it is none under its name
-            path.rename(root / f".{path.name}.partial")
     # One is written at a time: a draft was cut off.
     for path in root.glob(".step_*.partial"):
         shutil.rmtree(path)
+    for path in numbered:
+        if path not in last and path.name not in kept:  # half of it is none under its name
+            shutil.rmtree(path.rename(root / f".{path.name}.partial"))
 
 
 def _write_synced(path: Path, text: str) -> None:

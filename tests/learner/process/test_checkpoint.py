@@ -62,6 +62,15 @@ def test_one_that_is_half_removed_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     assert names == ["latest", "step_3", "step_4"]
 
 
+def test_a_draft_of_the_same_number_is_not_in_the_way(tmp_path: Path) -> None:
+    """An abandoned lineage left a checkpoint, and a learner was killed while it wrote it again."""
+    write(tmp_path, 1)
+    write(tmp_path, 9)
+    shutil.copytree(tmp_path / "step_9", tmp_path / ".step_9.partial")
+    write(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1", "step_2"]
+
+
 def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     path = write(tmp_path, 5)
     manifest = read_manifest(path)
