@@ -126,7 +126,7 @@ class SelfTest:
         with self._hub.drawing_prompts():
             await self._draw_group()
         if self._group is None:
-            return  # The disk takes no image now.
+            return  # No image comes, or the disk takes none, now.
         config, key = self._hub.config, self._next_id
         self._next_id += 1
         group = replace(self._group, group_id=key, trajectory_ids=[key])

@@ -211,7 +211,7 @@ class Generation:
     ) -> list[GroupIssued] | None:
         """Return the groups of an evaluation, their images stored (`Prompts.eval_groups`).
 
-        None: the disk takes no image now, or somebody else drew a prompt; they are drawn again."""
+        None: images come later, the disk takes none, or others drew a prompt; draw again."""
         state = self._hub.state
         with self._hub.drawing_prompts():
             ids = state.next_group, state.next_trajectory
