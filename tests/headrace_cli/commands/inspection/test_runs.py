@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.protocol.messages.control import Status
+from headrace.run_files import run_folder
 from headrace.run_files.run_folder import LIVE_STATE_FILE, RESOLVED, locked, make_run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.cli import main
@@ -212,7 +213,7 @@ def test_the_coordinator_that_takes_over_is_asked_to_stop_too(
     monkeypatch.setattr(runs, "ASK_EVERY_S", 0.0)
     monkeypatch.setattr(runs, "Monitor", AnyCoordinator)
     monkeypatch.setattr(runs, "coordinator_of", lambda folder: ("tcp://127.0.0.1:1", 1))
-    monkeypatch.setattr(runs.run_folder, "is_running", lambda folder: len(asked) < 2)
+    monkeypatch.setattr(run_folder, "is_running", lambda folder: len(asked) < 2)
     assert main(["stop", str(run_dir)]) == 0
     assert asked == ["stop", "stop"]
     assert capsys.readouterr().out.endswith(f"{run_dir.name} has ended\n")
