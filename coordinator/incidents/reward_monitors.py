@@ -28,7 +28,7 @@ class _UpdateSums:
 
     failed: int = 0
     seconds: float = 0.0
-    surprise: float = 0.0
+    surprises: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     distances: list[int] = field(default_factory=list)
@@ -79,7 +79,7 @@ class _SourceMonitor:
             figures["mean"] = statistics.fmean(since.rewards)
             figures["std"] = statistics.pstdev(since.rewards)
         if tokens:
-            figures["entropy_estimate"] = since.surprise / tokens
+            figures["entropy_estimate"] = math.fsum(since.surprises) / tokens
         if since.distances:
             figures["edit_distance"] = statistics.fmean(since.distances)
         correlation = _correlation(self.answers)
@@ -123,7 +123,7 @@ class RewardMonitors:
         since.failed += arrived.status != "ok"
         since.seconds += arrived.seconds
         since.lengths.append(trajectory.sampled)
-        since.surprise += surprise(trajectory.logprobs)
+        since.surprises.append(surprise(trajectory.logprobs))
         if arrived.reward is not None:
             since.rewards.append(arrived.reward)
             source.answer(trajectory.sampled, arrived.reward)
@@ -169,8 +169,8 @@ def surprise(logprobs: Float32) -> float:
 
 
 def _correlation(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """Return Pearson's correlation; None where one side does not vary."""
-    table = np.array(list(pairs), np.float64).reshape(-1, 2)
+    """Return Pearson's correlation, whatever their order; None where one side does not vary."""
+    table = np.array(sorted(pairs), np.float64).reshape(-1, 2)
     if len(table) < 2:
         return None
     deviations = table - table.mean(axis=0)
