@@ -97,8 +97,8 @@ class GeneratorLoop:
         self._noticed = asyncio.Event()
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._silent_s = 0.0
-        """Seconds in which this process listened, and no message came."""
+        self._was_told = True
+        """A message came since the last report."""
         self._leases_until = -1
         """Lease id below which all leases have arrived, or never will."""
         self._tokens = self._discarded_tokens = 0
@@ -151,7 +151,7 @@ class GeneratorLoop:
     async def _receive(self) -> None:
         while True:
             message = await self._channel.receive()
-            self._silent_s = 0.0
+            self._was_told = True
             match message:
                 case m.Leases(leases=leases):
                     for lease in leases:
@@ -286,12 +286,13 @@ class GeneratorLoop:
 
     async def _watch(self) -> None:
         """Report once per second, and react to silence."""
-        since_hello = 0.0
+        silent_s = since_hello = 0.0
         while True:
             await asyncio.sleep(_REPORT_S)
             # A standstill of this process, with messages waiting, counts as one report's time.
-            self._silent_s, since_hello = self._silent_s + _REPORT_S, since_hello + _REPORT_S
-            if (silent_s := self._silent_s) > self._stall_timeout_s:
+            silent_s = 0.0 if self._was_told else silent_s + _REPORT_S
+            self._was_told, since_hello = False, since_hello + _REPORT_S
+            if silent_s > self._stall_timeout_s:
                 raise RunFailedError(f"nothing heard from the coordinator for {silent_s:.0f} s")
             patience = _SILENT_HEARTBEATS * self._heartbeat_s
             if (since_hello if self._outbox.paused else min(silent_s, since_hello)) > patience:
