@@ -97,8 +97,7 @@ class GeneratorLoop:
         self._noticed = asyncio.Event()
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._was_told = True
-        """A message came since the last report."""
+        self._heard = time.monotonic()
         self._leases_until = -1
         """Lease id below which all leases have arrived, or never will."""
         self._tokens = self._discarded_tokens = 0
@@ -151,7 +150,7 @@ class GeneratorLoop:
     async def _receive(self) -> None:
         while True:
             message = await self._channel.receive()
-            self._was_told = True
+            self._heard = time.monotonic()
             match message:
                 case m.Leases(leases=leases):
                     for lease in leases:
@@ -286,19 +285,22 @@ class GeneratorLoop:
 
     async def _watch(self) -> None:
         """Report once per second, and react to silence."""
-        silent_s = since_hello = 0.0
+        greeted = now = time.monotonic()
         while True:
             await asyncio.sleep(_REPORT_S)
-            # A standstill of this process, with messages waiting, counts as one report's time.
-            silent_s = 0.0 if self._was_told else silent_s + _REPORT_S
-            self._was_told, since_hello = False, since_hello + _REPORT_S
-            if silent_s > self._stall_timeout_s:
-                raise RunFailedError(f"nothing heard from the coordinator for {silent_s:.0f} s")
+            before, now = now, time.monotonic()
+            # A standstill of this process, with messages waiting, is no silence.
+            self._heard += max(0.0, now - before - _REPORT_S)
+            if now - self._heard > self._stall_timeout_s:
+                raise RunFailedError(
+                    f"nothing heard from the coordinator for {now - self._heard:.0f} s"
+                )
             patience = _SILENT_HEARTBEATS * self._heartbeat_s
-            if (since_hello if self._outbox.paused else min(silent_s, since_hello)) > patience:
-                since_hello = 0.0
+            heard = 0.0 if self._outbox.paused else self._heard
+            if now - max(heard, greeted) > patience:
+                greeted = now
                 await self._greet()
-            elif self._outbox.waits_since() < time.monotonic() - patience:
+            elif self._outbox.waits_since() < now - patience:
                 self._outbox.resend()
             await self._channel.send(self._report())
 
