@@ -302,8 +302,8 @@ class Phases:
         if self.outcome == "finished":
             self.parts.training.line.return_batch("the run ended without its learner")
             # All tokens that no update will train have their own name in the ledger.
-            known = list(hub.account.trajectories.values())
-            for trajectory in (t for t in known if t.purpose == "train"):
+            trains = [t for t in hub.account.trajectories.values() if t.purpose == "train"]
+            for trajectory in trains:
                 for record in hub.lifecycle.discard(trajectory, "discarded_at_end"):
                     hub.record_event(record)
                 if not trajectory.ended:
