@@ -91,6 +91,11 @@ def text_of(content: str | list[MessagePart]) -> str:
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
+def chat_of(prompt: str | list[Message]) -> list[Message]:
+    """The prompt as a chat; a plain text is what the user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 def prompt_text(prompt: str | list[Message]) -> str:
     """The prompt as one string: the identity for duplicates and splits."""
     if isinstance(prompt, str):

@@ -39,12 +39,13 @@ from tasks.datasets.source import (
     build_source,
     image_files,
 )
-from tasks.rows import TaskRow, images_in, with_images
+from tasks.rows import TaskRow, chat_of, images_in, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
 """Maximum number of consecutive prompts skipped by bands; the next one is used."""
-AHEAD = 16  # rows whose images are fetched at a time
+AHEAD = 16
+"""Rows whose images are fetched at a time."""
 
 
 def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:
@@ -125,7 +126,6 @@ class Prompts:
         digests = [digest_of(data) for data in images]
         files = dict(zip(digests, images, strict=True))
         asked = with_images(row.prompt, digests)
-        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         said = json.dumps(asked)
 
         def pixels(digest: str) -> Any:
@@ -137,7 +137,7 @@ class Prompts:
         try:
             # An environment may say something between the prompt and the first answer.
             begins, tools = environment is None, environment.tools if environment else []
-            text = chat_text(self._tokenizer, messages, begins_answer=begins, tools=tools)
+            text = chat_text(self._tokenizer, chat_of(asked), begins_answer=begins, tools=tools)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
             if self._images is None:
                 return EncodedPrompt(text, _ids(ids), said)

@@ -13,7 +13,7 @@ from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
 from rewards.models.card import ChatMode
-from tasks.rows import images_in, other_than_text, text_of
+from tasks.rows import chat_of, images_in, other_than_text, text_of
 
 Prompt = str | list[dict[str, Any]]
 
@@ -84,8 +84,7 @@ def rendered_prompt(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: b
         return prompt
     if mode == "never":
         raise UserError("a prompt has chat messages, but model.chat_template is 'never'")
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return chat_text(tokenizer, messages)
+    return chat_text(tokenizer, chat_of(prompt))
 
 
 def prompt_ids(

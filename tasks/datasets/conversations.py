@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.data.media import SOURCES
-from tasks.rows import Message, MessagePart, images_in
+from tasks.rows import Message, MessagePart, chat_of, images_in
 
 ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of the roles."""
@@ -29,7 +29,7 @@ def read_prompt(prompt: Any, images: Any) -> str | list[Message]:
     has_images = isinstance(images, list) and bool(images)
     if isinstance(prompt, str) and not has_images:
         return prompt
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    turns = chat_of(prompt)
     if not isinstance(turns, list) or not turns:
         raise NoPromptError("the prompt is neither text nor a list of messages")
     messages = [_message(turn, waiting, placed=has_images) for turn in turns]
