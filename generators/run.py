@@ -2,7 +2,7 @@
 
 It says Hello, gets the run's configuration with Welcome, builds the configured engine, says Hello
 again with its capacity, and runs the loop. Exit codes: 0 done, 1 ours, 2 the user's mistake,
-130 interrupted.
+130 interrupted, 143 ended by SIGTERM.
 """
 
 import argparse
@@ -221,7 +221,6 @@ async def generate(
     dealer = Dealer(link, identity)
     hello = Hello(role="generator", name=name, pid=os.getpid(), host=socket.gethostname())
     engine: Engine | None = None
-    interrupted = asyncio.Event()
     try:
         welcome = await greet(dealer, hello)
         config = RunConfig.model_validate_json(welcome.config)
@@ -255,24 +254,15 @@ async def generate(
                 cores=cores,
                 work=work,
             )
-            _end_on_signals(loop, interrupted)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, loop.finish, number.name)
             reason = await loop.run()
             _LOG.info("generator ends: %s", reason)
     finally:
         if engine is not None:
             await engine.stop()
         dealer.close()
-    return 130 if interrupted.is_set() else 0
-
-
-def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
-    def interrupt() -> None:
-        interrupted.set()
-        loop.finish("interrupted")
-
-    events = asyncio.get_running_loop()
-    events.add_signal_handler(signal.SIGTERM, lambda: loop.finish("asked to end"))
-    events.add_signal_handler(signal.SIGINT, interrupt)
+    return 128 + signal.Signals[reason] if reason in signal.Signals.__members__ else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

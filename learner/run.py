@@ -4,7 +4,7 @@ Its rank comes from its options or, without those, from torchrun's variables (RA
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Reads the run's resolved configuration, joins the other
 ranks, builds models and engines (from the newest checkpoint if there is one), and runs the loop.
 Rank 0 talks to the coordinator and serves weights. Exit codes: 0 done, 1 ours, 2 the user's
-mistake, 130 interrupted.
+mistake, 130 interrupted, 143 ended by SIGTERM.
 """
 
 from headrace.host.memory import lasting
@@ -35,7 +35,7 @@ with lasting():
     from learner.device import choose_device
     from learner.loop import run_loop
     from learner.models.deepspeed_engine import join_ranks
-    from learner.process.inbox import NAME, Inbox, WeightOrigin
+    from learner.process.inbox import ASKED, NAME, Inbox, WeightOrigin
     from learner.process.rank_broadcast import RankRelay
     from learner.process.trainer import Trainer
     from learner.process.weight_publishing import WeightPublisher
@@ -78,7 +78,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     config = read_config(options.run_dir)
     if options.world_size != config.learner.ranks:
         raise UserError(f"--world-size {options.world_size}, but learner.ranks is "
@@ -131,6 +131,7 @@ def _run(options: argparse.Namespace) -> None:
             _LOG.info("rank %d ends: %s", options.rank, reason)
     finally:
         torch.distributed.destroy_process_group()
+    return 128 + signal.SIGTERM if reason == ASKED else 0
 
 
 def weights_of(trainer: Trainer) -> WeightOrigin:

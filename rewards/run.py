@@ -2,9 +2,9 @@
 
 In: the command line, the configuration from the coordinator's Welcome, and ScoreRequests. Out:
 Scores; the first at once, others with those of the next GATHER_S. Then an exit code: 0 (done), 2
-(the user's mistake), 1 (ours), 130 (interrupted). Logs go to stderr. Blocks on: the socket, and the
-children of the pool. Wakes by: a message, a score. Shutdown: what is held is finished, audits
-apart, within the longest timeout_s. Failure: RunFailedError or UserError, also of the pool.
+(the user's mistake), 1 (ours), 130 (Ctrl-C), 143 (SIGTERM). Logs go to stderr. Blocks on: the
+socket, the pool's children. Wakes by: a message, a score. Shutdown: what is held is finished,
+audits apart, within the longest timeout_s. Failure: RunFailedError or UserError, also of the pool.
 """
 
 import argparse
@@ -104,15 +104,16 @@ def run_worker(
     return exit_code(lambda: asyncio.run(_until_signal(work(link, options.name))))
 
 
-async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
     working = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
     try:
         await working
     except asyncio.CancelledError:
-        # SIGTERM is an orderly end; a cancellation from outside (Ctrl-C) goes on.
+        # SIGTERM ends it in order; a cancellation from outside (Ctrl-C) goes on.
         if not working.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
             raise
+    return 128 + signal.SIGTERM if working.cancelled() else 0
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ class Supervisor:
 
     def _died(self, child: ChildProcess, code: int) -> None:
         name, spec = child.spec.name, child.spec
-        if code == 0:
+        if code == 0 and spec.leaves:
             self._event("left", name, code=0)
             return
         detail = describe_exit(code)

@@ -22,7 +22,7 @@ from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 
 _LOG = logging.getLogger("headrace.learner")
-NAME = "learner-0"
+NAME, ASKED = "learner-0", "asked to end"
 _POLL_S, _WRITING_S = 0.25, 0.02
 _GREETING_S = 2.0
 
@@ -161,4 +161,4 @@ class Inbox:
         )
 
     def _end(self, _number: int, _frame: object) -> None:
-        self._ending = "asked to end"
+        self._ending = ASKED

@@ -122,7 +122,7 @@ async def test_a_torch_generator_is_the_same_process(
     await coordinator.send(Leases(leases=[make_lease(window=64, max_total=20, stop_at=20)]))
     await coordinator.until(lambda: coordinator.ended(7))
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 30.0) == 0
+    assert await asyncio.wait_for(process.wait(), 30.0) == 143
     await coordinator.until(lambda: bool(coordinator.got(Goodbye)))
     server.cancel()
     coordinator.router.close()

@@ -282,7 +282,7 @@ def test_restart_goes_on_to_the_bit(
             assert noticed(coordinator).digest == before.digest
         coordinator.processes[0].send_signal(signal.SIGTERM)
         assert coordinator.expect(Goodbye).failed is None
-        assert coordinator.wait() == [0]
+        assert coordinator.wait() == [143]
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ async def test_a_missing_function_is_the_users_mistake() -> None:
         assert log.strip().splitlines()[-1] == "error: reward.function: no file nowhere.py"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 async def test_signals_end_it_with_a_goodbye(number: signal.Signals, code: int) -> None:
     async with worker() as front:
         await front.welcome(user_function(timeout_s=DEADLINE_S))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,14 @@ def test_a_generator_that_dies_is_started_again(script: Script) -> None:
     assert run(script, generator).code == 0
     assert script.events("generator-0")[:3] == ["started", "died", "restarted"]
     assert any("generator-0 died (exit code 1)" in note for note in script.notes)
+
+
+def test_a_judge_that_was_asked_to_end_before_the_run_is_started_again(script: Script) -> None:
+    words = ("die-once", script.run_dir / "mark", 0)
+    judge = spec(script, "judge-fair", "judge", *words, restarts=ONCE)
+    script.when(lambda: "restarted" in script.events("judge-fair"), script.finish)
+    assert run(script, replace(judge, leaves=False)).code == 0
+    assert script.events("judge-fair")[:3] == ["started", "died", "restarted"]
 
 
 def test_restarts_are_bounded_and_the_first_cause_is_named(script: Script) -> None:
