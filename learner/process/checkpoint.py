@@ -22,7 +22,7 @@ from headrace.run_files.run_folder import (
     read_manifest,
 )
 
-LATEST, BEST = "latest", "best"
+LATEST = "latest"
 POLICY, CRITIC, RANKER, STATE = "policy", "critic", "ranker", "state"
 """The folders of a checkpoint; all but the last are also names of models."""
 _LOG = logging.getLogger("headrace.learner")
@@ -44,8 +44,8 @@ def write_checkpoint(
     Args:
         root: the run's checkpoints folder. update: N. fill: writes the files into a given folder;
         may be called repeatedly. facts: further fields of the manifest. keep_last: number of
-        checkpoints kept besides the one that `best` names. needs: approximate bytes. tell: receives
-        what the disk lacks, and an empty text when it goes on. work: receives the progress.
+        checkpoints kept. needs: approximate bytes. tell: receives what the disk lacks, and an empty
+        text when it goes on. work: receives the progress.
     """
     work = work or ProgressReporter()
 
@@ -138,18 +138,16 @@ def number_of(path: Path) -> int:
 
 
 def _forget(root: Path, update: int, keep_last: int) -> None:
-    """Remove all checkpoints but the best and the last ones up to this update.
+    """Remove all checkpoints but the last ones up to this update.
 
     Those of later updates belong to an abandoned lineage: updates of one lineage only grow."""
-    best = root / BEST
-    kept = {best.read_text().strip()} if best.is_file() else set()
     numbered = _numbered(root)
     last = [path for path in numbered if number_of(path) <= update][-keep_last:]
     # One is written at a time: a draft was cut off.
     for path in root.glob(".step_*.partial"):
         shutil.rmtree(path)
     for path in numbered:
-        if path not in last and path.name not in kept:  # half of it is none under its name
+        if path not in last:  # half of it is none under its name
             shutil.rmtree(path.rename(root / f".{path.name}.partial"))
 
 

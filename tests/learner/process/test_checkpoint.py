@@ -34,12 +34,10 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     assert newest(tmp_path) is None
 
 
-def test_old_ones_go_but_the_best_stays(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    (tmp_path / "best").write_text("step_1\n")
-    for update in (2, 3, 4):
+def test_old_ones_go(tmp_path: Path) -> None:
+    for update in (1, 2, 3, 4):
         write(tmp_path, update)
-    assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_1", "step_3", "step_4"]
+    assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_3", "step_4"]
 
 
 def test_one_that_is_half_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
