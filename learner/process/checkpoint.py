@@ -10,6 +10,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from headrace.host.disk import sync, until_written
@@ -83,8 +84,8 @@ def _write(
     for folder in sorted({p.parent for p in files} | {partial}):
         sync(folder)
     final = root / f"step_{update}"
-    # An abandoned lineage may have left a checkpoint of the same number.
-    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():  # maybe of an abandoned lineage; half of it is none under its name
+        final.rename(mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=root))
     partial.rename(final)
     pointer = root / f".{LATEST}.partial"
     _write_synced(pointer, final.name + "\n")

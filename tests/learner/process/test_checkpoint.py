@@ -40,10 +40,14 @@ def test_old_ones_go(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_3", "step_4"]
 
 
-def test_one_that_is_half_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner is killed while it removes an old one: an audit would find that damaged."""
-    for update in (1, 2):
-        write(tmp_path, update)
+@pytest.mark.parametrize("update", [3, 2])
+def test_one_that_is_half_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: int
+) -> None:
+    """A learner is killed while it removes an old one, or one of the same number: an audit would
+    find that damaged."""
+    for earlier in (1, 2):
+        write(tmp_path, earlier)
 
     def killed(path: Path, **_: object) -> None:
         if path.exists():
@@ -53,11 +57,11 @@ def test_one_that_is_half_removed_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            write(tmp_path, 3)
+            write(tmp_path, update)
     assert [mismatch(path) for path in tmp_path.glob("step_*")] == [None, None]
     write(tmp_path, 4)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["latest", "step_3", "step_4"]
+    assert names == ["latest", f"step_{update}", "step_4"]
 
 
 def test_a_draft_of_the_same_number_is_not_in_the_way(tmp_path: Path) -> None:
