@@ -17,6 +17,7 @@ with lasting():
     import os
     import signal
     import sys
+    import time
     from collections.abc import Callable, Sequence
     from functools import partial
     from pathlib import Path
@@ -121,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
                     Inbox(link, config.transport, weights=own, work=work, ranks=options.world_size)
                 )
                 trainer.notices = _checkpoint_incidents(options.run_dir / "checkpoints", trainer)
-                trainer.tell, trainer.send = _disk_reporter(inbox), inbox.announce
+                trainer.tell, trainer.send = _disk_reporter(inbox, work), inbox.announce
                 work.between = partial(trainer.announce_written, publisher)
             else:
                 # Rank 0 hears the request to end and passes it on between two updates.
@@ -152,11 +153,12 @@ def _checkpoint_incidents(root: Path, trainer: Trainer) -> list[Trouble]:
     return [Trouble(kind="checkpoint_skipped", text=text) for text in skipped]
 
 
-def _disk_reporter(inbox: Inbox) -> Callable[[str], None]:
-    """Return a function that reports a lacking disk to the log and the coordinator."""
+def _disk_reporter(inbox: Inbox, work: ProgressReporter) -> Callable[[str], None]:
+    """Return a function that reports a lacking disk to the log and any coordinator, old or new."""
 
     def tell(text: str) -> None:
         _LOG.warning("%s", f"waits: {text}" if text else "goes on")
+        work.wait = (text, time.monotonic()) if text else None
         inbox.send(Trouble(kind="disk", text=text, waits=True))
 
     return tell

@@ -1,8 +1,8 @@
 """Progress of a process in finished units of work, reported to the coordinator.
 
 In: stages with counts, or a stage alone around a long call without steps of its own. Out:
-`Progress` in the place of heartbeats. Promises: nothing is sent unless a count has moved; what has
-moved is sent at least every 30 seconds and ten times in a stall time-out.
+`Progress` in the place of heartbeats. Promises: nothing is sent unless a count has moved or a wait
+goes on; what has moved is sent at least every 30 seconds and ten times in a stall time-out.
 
 The progress of a long call (loading, capturing graphs, writing, hashing) is measured by the bytes
 that this process and its descendants have read, written, or touched in memory for the first time.
@@ -28,7 +28,7 @@ _MOVED = "MiB moved"
 class ProgressReporter:
     """Current stage of a process: `at` and `moving` record it, `heartbeats` sends it.
 
-    `between`: called at each finished unit, in the thread that reports it."""
+    `between`: called at each unit, in the thread that reports it. `wait`: for what, since when."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:
         self._every_s = min(MAX_INTERVAL_S, stall_timeout_s * STALL_SHARE)
@@ -36,6 +36,7 @@ class ProgressReporter:
         self._known: dict[int, int] = {}
         self._bytes, self._looked_at = 0, 0.0
         self.between: Callable[[], object] = lambda: None
+        self.wait: tuple[str, float] | None = None
 
     def at(self, stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
         """Finished units of a stage; an empty stage: nothing is under way."""
@@ -70,6 +71,9 @@ class ProgressReporter:
                 self._bytes += sum(n - self._known.get(pid, 0) for pid, n in now_known.items())
                 self._known |= now_known  # A process unreadable once is not new later.
             now = replace(now, done=self._bytes >> 20)
+        if (wait := self.wait) is not None:
+            waited = f"waiting {time.monotonic() - wait[1]:.0f} s for {wait[0]}"
+            now = replace(now, stage=f"{now.stage}, {waited}".removeprefix(", "))
         if now == self._said:
             return None
         self._said = now

@@ -5,6 +5,7 @@ import signal
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 import learner.run
 from headrace.config.sections.run import RunConfig
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import (
     CheckpointDone,
@@ -26,6 +28,8 @@ from headrace.protocol.messages.control import (
     Goodbye,
     Hello,
     JournalEnd,
+    Message,
+    Progress,
     Restore,
     Shutdown,
     Trouble,
@@ -444,6 +448,18 @@ def test_a_student_goes_to_its_teacher(tmp_path: Path) -> None:
         coordinator.send(Shutdown(reason="done"))
         coordinator.expect(Goodbye)
         assert coordinator.wait() == [0]
+
+
+def test_what_a_disk_lacks_is_told_and_stays_in_the_progress() -> None:
+    """So that a coordinator hears of it that takes over while no Hello can be said."""
+    sent, work = list[Message](), ProgressReporter()
+    inbox: Any = SimpleNamespace(send=sent.append)
+    tell = learner.run._disk_reporter(inbox, work)
+    tell("room for 9 bytes")
+    assert sent == [Trouble(kind="disk", text="room for 9 bytes", waits=True)]
+    assert work.news() == Progress(stage="waiting 0 s for room for 9 bytes")
+    tell("")
+    assert work.news() == Progress(stage="")
 
 
 def learner_behind_a_gate(argv: list[str]) -> int:

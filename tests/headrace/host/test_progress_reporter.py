@@ -34,6 +34,20 @@ def test_what_has_moved_is_said_once() -> None:
     assert work.news() is None
 
 
+def test_a_wait_is_said_as_long_as_it_lasts() -> None:
+    """A coordinator that came after its beginning has to hear of it, too."""
+    work = ProgressReporter()
+    work.at("update 9: step 3 of 8", 57, unit="micro-batches")
+    said(work)
+    for seconds in (37, 38):
+        work.wait = ("room for 9 bytes", time.monotonic() - seconds)
+        waiting = f"update 9: step 3 of 8, waiting {seconds} s for room for 9 bytes"
+        assert said(work) == Progress(stage=waiting, done=57, unit="micro-batches")
+    work.wait = None
+    assert said(work).stage == "update 9: step 3 of 8"
+    assert work.news() is None
+
+
 @pytest.mark.parametrize(("stall_s", "every_s"), [(20.0, 2.0), (3000.0, 30.0)])
 def test_what_has_moved_is_said_ten_times_in_a_stall_time_out(
     stall_s: float, every_s: float
