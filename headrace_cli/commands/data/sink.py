@@ -202,6 +202,7 @@ if TYPE_CHECKING:
     from storage.queries import MetricsPosition
 
 POSITION = "position.json"
+OVER = ("finished", "failed", "interrupted", "stopped", "lost")
 LOOK_EVERY_S = 2.0
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 MAX_FAILURES = 5
@@ -244,6 +245,7 @@ class MetricStreamer:
         """Stream until the run has ended; return the number of steps. RunFailedError: as
         `_failed`."""
         from storage.database.engine import DatabaseAwayError
+        from storage.queries import any_line
 
         try:
             while True:
@@ -256,6 +258,8 @@ class MetricStreamer:
                     is_away = isinstance(error, DatabaseAwayError) and not once
                     if isinstance(error, UserError) and not is_away:
                         raise
+                    # Its folder says, too, how a run ended whose server is away.
+                    over |= is_away and any_line(self._run_dir).status in OVER
                     self._failed(error, over=over)
                     continue
                 if over and not count:
@@ -308,8 +312,7 @@ class MetricStreamer:
     def _goes_on(self) -> bool:
         from storage.queries import run_line
 
-        status = run_line(self._run_dir).status
-        return status not in ("finished", "failed", "interrupted", "stopped", "lost")
+        return run_line(self._run_dir).status not in OVER
 
     def _facts(self) -> RunFacts:
         config = run_folder.read_config(self._run_dir).public()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import UserError
+from headrace.errors import RunFailedError, UserError
 from headrace.metrics.registry import METRICS, pattern_of
 from headrace.protocol.records.record_types import EvaluationDone, Record, UpdateCommitted
 from headrace.run_files.run_folder import read_config
@@ -171,6 +171,21 @@ def test_a_server_that_is_away_for_a_while_does_not_end_the_stream(
     monkeypatch.setattr("storage.queries.metrics_since", gone)
     with pytest.raises(UserError, match="cannot reach it"):
         MetricStreamer(Kept(), run_dir, tmp_path).stream(once=True)
+
+
+def test_a_server_that_stays_away_ends_the_stream_of_a_run_that_has_ended(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any) -> Any:
+        raise DatabaseAwayError("cannot reach it")
+
+    waits = list[float]()
+    monkeypatch.setattr("storage.queries.run_line", gone)
+    monkeypatch.setattr("storage.queries.metrics_since", gone)
+    streamer = MetricStreamer(Kept(), run_dir, tmp_path, sleep=waits.append)
+    with pytest.raises(RunFailedError, match="5 times in a row: DatabaseAwayError: cannot reach"):
+        streamer.stream(once=False)
+    assert waits == [1.0, 2.0, 4.0, 8.0]
 
 
 BROKEN = """\
