@@ -88,10 +88,10 @@ class Trainer:
         """Whether the coordinator has the report of every update of which something is being
         written."""
         self._update_log = UpdateLog(run_dir, rank=rank)
+        self._relay = relay or RankRelay(rank=rank, world=config.learner.ranks)
         self.checkpoints = RankCheckpoints(
             run_dir / "checkpoints", config, rank=rank, work=self._work, reads=reads_checkpoints,
-            relay=relay or RankRelay(rank=rank, world=config.learner.ranks),
-            tell=lambda text: self.tell(text),
+            relay=self._relay, tell=lambda text: self.tell(text),
         )  # fmt: skip
         self._checkpoint: int | None = None
         """The update of the checkpoint that the coordinator waits for."""
@@ -216,6 +216,8 @@ class Trainer:
                 if (late := publisher.behind.written(None)) and not at_once:
                     self.send(late)
                 publisher.withdraw()
+            # Rank 0 may have waited for a disk, for longer than the others wait in a gather.
+            self._relay.least(0)
             weights = self.models.published_weights(update)
             ranker = None if self.models.ranker is None else self.models.ranker_weights()
             if not self.publication.goes_out(version, publisher is not None, at_once=at_once):

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -224,3 +225,23 @@ def test_an_adapter_that_goes_alone_asks_for_its_own_room(tmp_path: Path) -> Non
     said = finished(sizes_of_an_adapter, model, tmp_path / "run", free_port(), log=log)
     taken, own = said.splitlines()[-1].split()
     assert taken == own
+
+
+def order_of_a_publication(model: Path, run_dir: Path, port: int) -> None:
+    cpu, calls = torch.device("cpu"), Mock()
+    join_ranks(rank=0, world_size=1, port=port, device=cpu)
+    calls.relay.least.side_effect = int
+    calls.publication.goes_out.return_value = False
+    trainer = Trainer(run_config(model), run_dir, rank=0, device=cpu, relay=calls.relay)
+    trainer.models, trainer.publication = calls.models, calls.publication
+    calls.reset_mock()
+    trainer.publish(calls.publisher, at_once=False)
+    print(*(name for name, *_ in calls.mock_calls[:4]))
+
+
+def test_ranks_gather_weights_once_the_last_version_is_written(tmp_path: Path) -> None:
+    """Where its disk is full that takes longer than a rank waits inside a gather of ZeRO 3."""
+    model, log = save_tiny_model(tmp_path / "model"), tmp_path / "log"
+    said = finished(order_of_a_publication, model, tmp_path / "run", free_port(), log=log)
+    order = "publisher.behind.written publisher.withdraw relay.least models.published_weights"
+    assert said.splitlines()[-1] == order
