@@ -94,7 +94,6 @@ class ProcessLauncher:
         assert child.process.stdout is not None
         child.log = ProcessLog(child.spec.log, child.process.stdout)
         child.started_at = time.monotonic()
-        child.restart_at = None
         assert self._reaper is not None
         self._reaper.register(child.process.pid)
         return child.process.pid

@@ -141,7 +141,6 @@ class RayLauncher(ProcessLauncher):
         code = actor.run.remote(argv, {**passed, **spec.env}, str(spec.log), meeting)
         child.remote = _RemoteProcess(actor, code, actor.pid.remote())
         child.started_at = time.monotonic()
-        child.restart_at = None
         return 0
 
     def pid(self, child: ChildProcess) -> int:

@@ -247,7 +247,7 @@ class Supervisor:
             MASTER_ADDRESS: "127.0.0.1",
             MASTER_PORT: str(self._master_port),
         }
-        first = child.started_at == 0.0
+        first, child.restart_at = child.started_at == 0.0, None
         try:
             pid = self._launcher.start(child, values, *extra)
         except OSError as error:  # The host has no process or memory left.

@@ -202,15 +202,15 @@ def test_a_run_without_any_generator_that_can_live_ends(script: Script) -> None:
 
 
 class FullHost(ProcessLauncher):
-    """Has no room for a generator at the first attempts."""
+    """Has no room for the first generator at the first attempts."""
 
     def __init__(self, attempts: int) -> None:
         super().__init__()
-        self._attempts = attempts
+        self.attempts = attempts
 
     def start(self, child: ChildProcess, placeholders: Mapping[str, str], *extra: str) -> int:
-        if child.spec.role == "generator" and self._attempts:
-            self._attempts -= 1
+        if child.spec.name == "generator-0" and self.attempts:
+            self.attempts -= 1
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return super().start(child, placeholders, *extra)
 
@@ -238,6 +238,23 @@ def test_what_a_full_host_cannot_start_is_started_later(
     assert supervisor.run().cause == cause
     assert script.events("generator-0")[:2] == ["died", "died" if cause else "restarted"]
     assert [note for note in script.notes if not is_documented(note)] == []
+
+
+def test_what_a_full_host_cannot_start_and_a_run_can_do_without_is_left_alone(
+    script: Script,
+) -> None:
+    generators = [
+        spec(script, f"generator-{number}", "generator", "stay", restarts=ONCE) for number in (0, 1)
+    ]
+    script.when(lambda: "gave_up" in script.events("generator-0"), lambda: None)
+    for _ in range(20):
+        script.when(lambda: True, lambda: None)
+    script.when(lambda: True, script.finish)
+    whole, launcher = [coordinator(script), *generators], FullHost(9)
+    supervisor = Supervisor(script.run_dir, whole, script, deadlines=QUICK, launcher=launcher)
+    assert supervisor.run() == RunOutcome(0)
+    assert launcher.attempts == 7
+    assert script.events("generator-0") == ["died", "died", "gave_up"]
 
 
 def test_the_users_mistake_in_a_role_is_one_line(script: Script) -> None:
