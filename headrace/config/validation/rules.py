@@ -102,6 +102,12 @@ RULES: tuple[Rule, ...] = (
         "windows; use more, or leave it out",
     ),
     Rule(
+        "schedule.mode",
+        lambda c: c.schedule.mode != "streaming"
+        and (c.schedule.stale == "wait" or c.schedule.warm_start == "full"),
+        '"{c.schedule.mode}" ignores schedule.stale = "wait" and warm_start = "full": leave it out',
+    ),
+    Rule(
         "schedule.num_generations",
         lambda c: c.schedule.mode == "streaming"
         and c.schedule.num_generations > c.schedule.bound,
@@ -434,14 +440,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "evaluation.mode",
-        lambda c: c.evaluation.mode == "along" and c.schedule.mode != "streaming",
-        '"along" goes with a stream, and {c.schedule.mode} has none while the learner trains; use '
-        '"exact"',
+        lambda c: c.evaluation.mode == "along"
+        and (c.schedule.mode != "streaming" or c.evaluation.every_updates is None),
+        '"along" is for the evaluations of evaluation.every_updates in a stream, and there are '
+        'none; use "exact"',
     ),
     Rule(
         "evaluation.spacing",
-        lambda c: c.evaluation.spacing > 0 and c.evaluation.every_updates is None,
-        "leaves out some of the evaluations of evaluation.every_updates, which is not set",
+        lambda c: c.evaluation.spacing > 0
+        and (c.evaluation.every_updates is None or c.evaluation.mode == "along"),
+        "leaves out some of the exact evaluations of evaluation.every_updates, and there are none",
     ),
     Rule(
         "evaluation.spacing_from_s",

@@ -55,8 +55,8 @@ FIGURES = (
 RUN_OVERRIDES = (
     "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MAX_TRAIN_S}",
     "stop.tokens=null", "stop.accuracy=null", "stop.after_warmup=false", "evaluation.before=false",
-    "evaluation.after=false", "evaluation.every_updates=null", "evaluation.spacing=0",
-    "evaluation.spacing_from_s=0", "dashboard.enabled=false",
+    "evaluation.after=false", "evaluation.every_updates=null", "evaluation.mode=exact",
+    "evaluation.spacing=0", "evaluation.spacing_from_s=0", "dashboard.enabled=false",
     "storage.database=null", "checkpoint.every_updates=null",
 )  # fmt: skip
 NO_WARM_UP = (

@@ -40,6 +40,7 @@ GROUP = (
 MIXED = ("algorithm.admit=mixed_groups",)
 TIS = ("algorithm.ratio.kind=tis",)
 CARRIED = "learner.context=carried"
+ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,11 @@ CARRIED = "learner.context=carried"
         (["stop.after_warmup=true"], "needs a warm-up of a value model"),
         (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
         (["evaluation.spacing=0.1"], "evaluation.spacing: leaves out some of"),
+        (["evaluation.mode=along"], 'evaluation.mode: "along" is for the'),
+        ([*ALONG, "schedule.mode=windowed"], 'evaluation.mode: "along" is for the'),
+        ([*ALONG, "evaluation.spacing=0.1"], "evaluation.spacing: leaves out some of"),
+        (["schedule.mode=windowed", "schedule.stale=wait"], "ignores schedule.stale"),
+        (["schedule.mode=synchronous", "schedule.warm_start=full"], '"synchronous" ignores'),
         (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
         (["learner.lora.rank=4", "learner.zero_stage=3"], "learner.lora: shares one base model"),
         (["learner.lora.rank=4", "model.freeze_vision=false"], "has adapters for the decoder"),
@@ -175,6 +181,7 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
         "algorithm.kl.coef=0.1", "schedule.stale=wait",
     )  # fmt: skip
     assert problems(corrected) == []
+    assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
     pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
     assert problems(pretraining) == []
     assert problems(make_config("generator.fire.top_k=4")) == []
