@@ -67,23 +67,9 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             mean_length=max(1.0, (turn or task.max_response_length) / 4),
             step_s=float(os.environ.get(FAKE_STEP, "0")),
         )
-    from generators.engines.model_files import (
-        context_length,
-        end_token_ids,
-        read_config,
-        weight_layout,
-    )
+    from generators.engines.model_files import end_token_ids, read_config, weight_layout
 
     model = read_config(path, trust_remote_code=config.model.trust_remote_code)
-    longest = config.longest
-    context = context_length(model)
-    if context is not None and context < longest:
-        more = " + environment.max_inserted" if config.environment else ""
-        bound = "set environment.max_context" if more else "lower one of them"
-        raise UserError(
-            f"task.max_prompt_length + task.max_response_length{more} = {longest} tokens, but the "
-            f"model's context is {context}; {bound}"
-        )
     ends, layout = end_token_ids(path, model), weight_layout(path, model)
     images = tuple(placeholder_ids(model))
     if images and run_dir is not None and not run_dir.is_dir():
@@ -99,7 +85,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             path,
             layout,
             end_token_ids=ends,
-            max_model_len=longest,
+            max_model_len=config.longest,
             max_num_seqs=generator.seats,
             dtype=generator.dtype,
             recompute_on_update=generator.kv_on_update == "recompute",
@@ -117,7 +103,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
     return VllmEngine(
         VllmSettings(
             model=path,
-            max_model_len=longest,
+            max_model_len=config.longest,
             end_token_ids=ends,
             max_num_seqs=generator.seats,
             dtype=generator.dtype,

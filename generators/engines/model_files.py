@@ -1,4 +1,4 @@
-"""End tokens, weight layout and context length of a Hugging Face model.
+"""End tokens and weight layout of a Hugging Face model.
 
 In: ModelConfig.path, a folder or hub name; UserError when it is no model."""
 
@@ -25,11 +25,6 @@ def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
             f"model.path={path} is no Hugging Face model ({reason}); give a folder with a "
             "config.json or a hub name"
         ) from error
-
-
-def context_length(config: Any) -> int | None:
-    """Return the model's maximum number of tokens, if its files have it."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def end_token_ids(path: str, config: Any) -> tuple[int, ...]:

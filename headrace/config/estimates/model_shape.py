@@ -27,6 +27,8 @@ class ModelShape:
     vocabulary: int
     normalised_heads: bool = False
     """Queries and keys have norms of their own (Qwen3)."""
+    context: float = math.inf
+    """Maximum number of tokens of a sequence, if it is known."""
 
     @property
     def query_width(self) -> int:
@@ -88,6 +90,7 @@ def model_shape(folder: Path) -> ModelShape:
         layers=layers,
         vocabulary=int(config["vocab_size"]),
         normalised_heads=any(".q_norm." in name for name in tensors),
+        context=config.get("max_position_embeddings") or math.inf,
     )
     if tensors:
         return shape

@@ -81,7 +81,8 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
 
 
 def check_model(config: RunConfig) -> ModelShape:
-    """The shape of the policy in its folder; UserError where there is none."""
+    """The shape of the policy in its folder; UserError where there is none, or answers are too long
+    for it."""
     judges = {f"reward.judges.{n}.path": j.path for n, j in config.reward.judges.items()}
     speaking = {"model.path": config.model.path, **judges}
     kl = config.algorithm.kl
@@ -112,6 +113,12 @@ def check_model(config: RunConfig) -> ModelShape:
         shape = model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
+    if shape.context < config.longest and config.generator.engine != "fake":
+        raise UserError(
+            f"prompt and answer may have {config.longest} tokens, and the model's context is "
+            f"{shape.context}: lower task.max_prompt_length or max_response_length, or, with an "
+            "environment, set environment.max_context"
+        )
     lora = config.learner.lora
     if lora is not None and lora.targets is not None:
         sizes = tensor_sizes(Path(config.model.path)).items()

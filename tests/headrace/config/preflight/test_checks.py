@@ -248,6 +248,27 @@ def test_weights_that_were_cut_off_are_one_line(recipe: Path, rest: bytes) -> No
 
 
 @pytest.mark.parametrize(
+    ("changes", "context", "expected"),
+    [
+        ([], 320, None),
+        ([], 319, "may have 320 tokens, and the model's context is 319: lower"),
+        (["generator.engine=fake"], 319, None),
+        (["environment.name=guess"], 1343, "may have 1344 tokens, and the model"),
+        (["environment.name=guess", "environment.max_context=300"], 319, None),
+    ],
+)
+def test_answers_have_to_fit_the_models_context(
+    make_config: Make, tmp_path: Path, changes: list[str], context: int, expected: str | None
+) -> None:
+    """Before a queue, and before a model is loaded."""
+    folder = write_model(tmp_path / "m")
+    shape = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": context}
+    (folder / "config.json").write_text(json.dumps(shape))
+    with pytest.raises(UserError, match=expected) if expected else nullcontext():
+        check_model(make_config(f"model.path={folder}", *changes))
+
+
+@pytest.mark.parametrize(
     ("family", "changes", "on_gpu", "expected"),
     [
         ("cohere2", [], False, "a token of cohere2 sees 100 tokens, and 101 in vLLM"),
