@@ -8,6 +8,7 @@ a row that lacks what the judge has to see is a ValueError.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -32,6 +33,10 @@ from rewards.verifier import Verifier
 from tasks.rows import images_in, text_of
 
 LOOK_EVERY_S = 1.0
+_TOKEN = re.compile(
+    r"(?<=<)(?=[|\uff5c]|/?(s|[be]os|(start|end)_of_[a-z]+)>)|(?<=\[)(?=\||/?(INST|[A-Z]+_[A-Z]+)])"
+)
+"""The second place in what may be a control token of a family: `<|im_end|>`, `[/INST]`, `</s>`."""
 
 
 def build(options: Options) -> Verifier:
@@ -134,7 +139,7 @@ def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str
     values = {
         "question": _question(item, options),
         # Else a response ends the question, and answers it, in the judge's control tokens.
-        "response": response.replace("<|", "< |"),
+        "response": _TOKEN.sub(" ", response),
         "rule": rule_of(options, domain),
         "yes": options.yes.strip(),
         "no": options.no.strip(),
