@@ -53,10 +53,8 @@ def build(options: Options) -> Verifier:
         images = prompt_images(item) if options.images else ()
         try:
             value, parts = await score(item, options, lambda text: server.ask(text, usage, images))
-        except ScoringError as error:
-            error.parts = usage.parts(options)
-            raise
-        except asyncio.CancelledError as error:
+        except (ScoringError, asyncio.CancelledError) as error:
+            vars(error)["parts"] = usage.parts(options)
             if usage.problem:
                 error.add_note(usage.problem)
             raise

@@ -73,9 +73,10 @@ async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) ->
             raise
         if not limit.expired():
             return _failure(error, began)
-        notes = getattr(error.__cause__ or error.__context__, "__notes__", [])
-        text = "; ".join([f"no result within {timeout_s:g} s", *notes])
-        return Outcome("timeout", time.perf_counter() - began, error=text[:MAX_ERROR])
+        inner = error.__cause__ or error.__context__
+        text = "; ".join([f"no result within {timeout_s:g} s", *getattr(inner, "__notes__", [])])
+        seconds, parts = time.perf_counter() - began, getattr(inner, "parts", {})
+        return Outcome("timeout", seconds, parts=parts, error=text[:MAX_ERROR])
 
 
 def _failure(error: BaseException, began: float) -> Outcome:

@@ -173,6 +173,23 @@ async def test_one_question_that_hangs_holds_no_other_up() -> None:
     assert [score.status for score in scores] == ["timeout"] + ["ok"] * 20
 
 
+async def test_what_a_judge_took_before_a_deadline_is_counted() -> None:
+    left = 1
+
+    async def script(body: Body) -> web.StreamResponse:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            await asyncio.Event().wait()
+        return await yes(body)
+
+    async with scripted_judge(script) as judge:
+        config = source(judge, keys={"timeout_s": 2.0}, mode="pairwise", prompt=None)
+        (score,) = await scored(config, "8")
+    assert score.status == "timeout"
+    assert (score.parts["judge_requests"], score.parts["judge_tokens_in"]) == (2.0, 10.0)
+
+
 async def test_no_answer_is_a_status_and_says_why() -> None:
     async def script(body: Body) -> web.StreamResponse:
         match shown(body):
