@@ -52,23 +52,32 @@ def python(
 ) -> Callable[[], ToolEnvironment]:
     """Make the tool `python`, which runs a program in a new sandbox cell per call.
 
-    `seconds`, `memory_mib`: limits of a program. `packages`: those of ours that it may import.
-    UserError where no cell holds."""
+    `seconds`: limit of a turn's programs together, which run one by one. `memory_mib`: of each.
+    `packages`: those of ours that it may import. UserError where no cell holds."""
     shown = interpreter_for(None, packages)
     with ThreadPoolExecutor(1) as aside:  # An event loop runs here.
         layer = aside.submit(asyncio.run, working_layer(shown)).result()
     limits = Limits(seconds=seconds, memory_bytes=memory_mib * MIB)
     sandbox = Sandbox(limits, layer=layer, python=shown)
 
-    async def python(code: str) -> str | dict[str, str]:
-        """Run a Python program and read what it prints.
+    def make() -> ToolEnvironment:
+        one_by_one, left = asyncio.Lock(), seconds
 
-        Args:
-            code: the whole program; nothing is kept from earlier ones
-        """
-        done = await sandbox.run(Program(code))
-        if done.status == "ok":
-            return done.stdout
-        return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+        async def python(code: str) -> str | dict[str, str]:
+            """Run a Python program and read what it prints.
 
-    return lambda: ToolEnvironment([python], calls)
+            Args:
+                code: the whole program; nothing is kept from earlier ones
+            """
+            nonlocal left
+            left = left if one_by_one.locked() else seconds  # the first of a turn
+            async with one_by_one:
+                done = await sandbox.run(Program(code, seconds=max(left, 0.01)))
+                left -= done.seconds
+            if done.status == "ok":
+                return done.stdout
+            return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+
+        return ToolEnvironment([python], calls)
+
+    return make

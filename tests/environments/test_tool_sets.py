@@ -20,8 +20,8 @@ CORPUS = [
 ]
 
 
-def called(name: str, calls: list[dict[str, Any]], **options: Any) -> list[StepReply]:
-    """Replies to calls, each a turn of one episode."""
+def called(name: str, calls: list[Any], **options: Any) -> list[StepReply]:
+    """Replies to calls, or lists of them, each a turn of one episode."""
 
     async def whole() -> list[StepReply]:
         pool = EnvironmentPool(EnvironmentConfig(name=name, options=options, children=1))
@@ -31,8 +31,10 @@ def called(name: str, calls: list[dict[str, Any]], **options: Any) -> list[StepR
             replies = []
             for call in (None, *calls):
                 if call is not None:
-                    said = json.dumps({"name": name, "arguments": call})
-                    turns.append(PolicyTurn(f"<tool_call>{said}</tool_call>", 1))
+                    each = call if isinstance(call, list) else [call]
+                    said = [json.dumps({"name": name, "arguments": one}) for one in each]
+                    text = "".join(f"<tool_call>{one}</tool_call>" for one in said)
+                    turns.append(PolicyTurn(text, 1))
                 ask = StepAsk(
                     trajectory_id=0, turn=len(turns), turns=turns[-1:], known=[],
                     row=json.dumps({"prompt": "p", "answer": "a"}), seed=7,
@@ -107,3 +109,12 @@ def test_a_program_runs_in_a_cell_of_its_own() -> None:
     assert endless["status"] == "timeout"
     assert (file["status"], network["status"]) == ("failed", "failed")
     assert replies[2].step.metrics["seconds_python"] < 10.0
+
+
+def test_programs_of_a_turn_share_its_seconds() -> None:
+    """Sixteen endless ones would outlast the step's deadline, and keep all others waiting."""
+    slow = {"code": "import time; time.sleep(2); print(1)"}
+    both, next_turn = called("python", [[slow, slow], slow], seconds=3.5)
+    first, second = (message.content for message in both.step.messages)
+    assert (first, json.loads(second)["status"]) == ("1\n", "timeout")
+    assert next_turn.step.messages[0].content == "1\n"
