@@ -197,9 +197,7 @@ def build_algorithm(
         shape_rewards=_shape(config.overlong, longest),
         advantages=_advantages(advantages),
         normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
-        whitens_by_act=isinstance(advantages, EgaeConfig)
-        and advantages.whiten
-        and advantages.whiten_by_act,
+        whitens_by_act=isinstance(advantages, EgaeConfig) and advantages.whiten_by_act,
         returns=partial(monte_carlo_returns, gamma=_gamma(advantages)),
         uses_critic=isinstance(advantages, EgaeConfig),
         asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",

@@ -193,8 +193,8 @@ RULES: tuple[Rule, ...] = (
         "algorithm.advantages.whiten_by_act",
         lambda c: (egae := _egae(c)) is not None
         and egae.whiten_by_act
-        and c.algorithm.turns != "turn",
-        'goes together with algorithm.turns = "turn"',
+        and not (egae.whiten and c.algorithm.turns == "turn"),
+        'goes together with algorithm.turns = "turn" and whiten = true',
     ),
     Rule(
         "algorithm.penalties.positive_nll_coef",

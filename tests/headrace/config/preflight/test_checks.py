@@ -41,6 +41,7 @@ MIXED = ("algorithm.admit=mixed_groups",)
 TIS = ("algorithm.ratio.kind=tis",)
 CARRIED = "learner.context=carried"
 ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
+BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "environment.name=pag")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,8 @@ ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
             "algorithm.overlong.cache: holds a turn against the limit of all turns",
         ),
         (["algorithm.overlong.factor=2"], "does nothing without cache or filter"),
+        ([*BY_ACT, "algorithm.advantages.whiten=false"], "whiten_by_act: goes together with"),
+        (BY_ACT[:1], "whiten_by_act: goes together with"),
         ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
         (["algorithm.value.warmup_explained_variance=0.5"], "ends a warm-up early"),
         (["stop.after_warmup=true"], "needs a warm-up of a value model"),
@@ -181,6 +184,7 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
         "algorithm.kl.coef=0.1", "schedule.stale=wait",
     )  # fmt: skip
     assert problems(corrected) == []
+    assert problems(make_config(*BY_ACT)) == []
     assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
     pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
     assert problems(pretraining) == []
