@@ -32,7 +32,6 @@ from headrace.config.sections.algorithm import (
 )
 from headrace.config.sections.generator import FireConfig
 from headrace.config.sections.run import RunConfig
-from headrace.errors import UserError
 from learner.algorithms.advantages import (
     credited_length,
     length_adaptive_lambda,
@@ -161,7 +160,7 @@ class Algorithm:
 
 
 def algorithm_of(config: RunConfig) -> Algorithm:
-    """Return the functions of a run's algorithm; UserError as of `build_algorithm`."""
+    """Return the functions of a run's algorithm."""
     longest = config.task.max_response_length
     built = build_algorithm(
         config.algorithm, window=config.window, max_length=longest, fire=config.generator.fire
@@ -183,14 +182,8 @@ def build_algorithm(
     Args:
         window: maximum tokens of a window. max_length: of a response; None: `window`. fire: how
         hot tokens were sampled; None: there are none.
-
-    Raises UserError where advantages by critic are asked for without a value model.
     """
     advantages, longest = config.advantages, max_length or window
-    if isinstance(advantages, EgaeConfig) and config.value is None:
-        raise UserError(
-            "algorithm.advantages.kind = egae needs a value model: add [algorithm.value]"
-        )
     return Algorithm(
         window=window,
         lambdas=_lambdas(advantages, window),
