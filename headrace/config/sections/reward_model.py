@@ -319,7 +319,7 @@ class RewardModelConfig(StrictModel):
     out: str | None = None
     """Folder of the trained model. None: `model` in the run folder."""
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the order of examples and of whatever is drawn."""
 
     model: ModelConfig

@@ -1,5 +1,7 @@
 """The root of a run's configuration, and the checks across sections."""
 
+from pydantic import Field
+
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.base import StrictModel
 from headrace.config.sections.environment import EnvironmentConfig
@@ -29,7 +31,7 @@ class RunConfig(StrictModel):
     root: str = "runs"
     """Folder that holds the run folders."""
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of prompts, sampling and initialisation."""
 
     model: ModelConfig

@@ -49,6 +49,7 @@ from headrace.errors import UserError
         ('learner.ranks="2"', 'learner.ranks = "2": should be an integer'),
         ("evaluation.before=1", "evaluation.before = 1: should be a boolean"),
         ("learner.ranks=0", "learner.ranks = 0: should be greater than or equal to 1"),
+        ("seed=-1", "seed = -1: should be greater than or equal to 0"),
         ("generator.top_p=1.5", "generator.top_p = 1.5: should be less than or equal to 1"),
         ("learner.policy.lr=nan", "learner.policy.lr = NaN: should be a finite number"),
         ("schedule.mode=sync", "schedule.mode = \"sync\": should be 'synchronous', 'windowed' or"),
