@@ -69,12 +69,8 @@ def template_of(options: Options) -> str:
     """The template of these options."""
     if options.prompt is not None:
         return options.prompt
-    if options.mode == "pairwise":
-        text = _PAIRWISE
-    elif options.mode == "free":
-        text = _FREE
-    else:
-        text = _POINTWISE + (_WORD if options.reading == "yes_no" else _NUMBER)
+    pointwise = _POINTWISE + (_WORD if options.reading == "yes_no" else _NUMBER)
+    text = {"pointwise": pointwise, "pairwise": _PAIRWISE, "free": _FREE}[options.mode]
     return text + _BEGUN if options.api == "completions" else text
 
 
