@@ -96,7 +96,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "schedule.max_in_play",
-        lambda c: c.schedule.max_in_play is not None
+        lambda c: c.schedule.mode == "streaming"
+        and c.schedule.max_in_play is not None
         and c.schedule.max_in_play < c.schedule.batch_windows + c.schedule.num_generations,
         "{c.schedule.max_in_play} leaves no room beside a batch of {c.schedule.batch_windows} "
         "windows; use more, or leave it out",

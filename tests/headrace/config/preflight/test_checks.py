@@ -196,6 +196,7 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     narrow = ("generator.top_p=0.7", "generator.top_k=20", "evaluation.only=true")
     assert problems(make_config(*narrow)) == []
     rounds = ("schedule.mode=windowed", "schedule.batch_windows=8", "schedule.num_generations=16")
+    assert problems(make_config("schedule.mode=windowed", "schedule.max_in_play=64")) == []
     assert problems(make_config(*rounds)) == []
     assert len({rule.advice for rule in RULES}) == len(RULES)
 
