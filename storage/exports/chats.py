@@ -20,7 +20,7 @@ from headrace.protocol.token_spans import MediaRun
 from headrace.run_files.run_folder import MEDIA
 from storage.database.reader import RunReader, read_config
 from storage.database.tables import Group
-from storage.exports.columns import field
+from storage.exports.columns import WORD, field
 from storage.exports.pages import Page
 from storage.journal.segments import read_batches
 from storage.text.detokenize import TextDecoder
@@ -45,13 +45,13 @@ class _PromptRecord(msgspec.Struct):
 
 
 class PromptChats:
-    """The chats among a run's prompts, and their images.
+    """The chats among a run's prompts, their images and tools.
 
     `complete`: the policy read every training prompt as a chat, or an environment makes turns of
-    what follows it. `fields`: a column of images where a prompt has some; `most`: answers that are
-    then read at a time, as each has its images in memory."""
+    what follows it. `fields`: columns of what there is of images and, unless `tools` is False, of
+    tools; `most`: answers that are read at a time, as each has its images in memory."""
 
-    def __init__(self, reader: RunReader) -> None:
+    def __init__(self, reader: RunReader, *, tools: bool = True) -> None:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
         self._chats: dict[str, Chat] = {}
         self._images: dict[str, list[str]] = {}
@@ -69,17 +69,20 @@ class PromptChats:
                 if issue.media and issue.prompt_id not in self._images:
                     self._images[issue.prompt_id] = [run.digest for run in issue.media]
         shown = [field("images", IMAGES, "the prompt's images: bytes of files, and their paths")]
-        self.fields = shown if self._images else []
+        told = [field("tools", WORD, "schemas of the environment's tools, as JSON")]
+        environment = read_config(reader.run_dir).get("environment") or {}
+        self._tools = environment.get("tools", [])
+        self.fields = (shown if self._images else []) + (told if tools and self._tools else [])
         self.most = IMAGE_ROWS if self._images else None
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
         known = {row.prompt_id for row in reader.rows(prompts.distinct())}
-        has_turns = bool(read_config(reader.run_dir).get("environment"))
-        self.complete = has_turns or (bool(known) and known <= set(self._chats))
+        self.complete = bool(environment) or (bool(known) and known <= set(self._chats))
 
-    def images(self, prompt_id: str) -> list[dict[str, Any]]:
-        """The files of a prompt's images. MediaError: one is missing, or not what was stored."""
+    def beside(self, prompt_id: str) -> dict[str, Any]:
+        """What `fields` have of a prompt. MediaError: an image is missing, or is damaged."""
         store, found = self._store, self._images.get(prompt_id, ())
-        return [{"bytes": store.read(each), "path": str(store.path(each))} for each in found]
+        images = [{"bytes": store.read(each), "path": str(store.path(each))} for each in found]
+        return {"images": images, "tools": json.dumps(self._tools)}
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
         """A prompt as a chat: a plain one is what the user says, an agent's is not read."""
@@ -111,12 +114,8 @@ def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[in
 def _plain(asked: list[dict[str, Any]] | str) -> Chat:
     """Messages with their content as one text; images are apart. A text is what the user says."""
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    return [
-        {"role": str(message["role"]), "content": _text(message["content"])} for message in messages
-    ]
+    return [{"role": str(each["role"]), "content": _text(each["content"])} for each in messages]
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part if isinstance(part, str) else part.get("text", "") for part in content)
+def _text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)

@@ -69,7 +69,8 @@ class SftRows(RowsOfTrajectories):
         self, reader: RunReader, where: Filter | None, columns: ColumnNames, layout: str = "native"
     ) -> None:
         self._decoder = required_decoder(reader.run_dir)
-        self._chats = PromptChats(reader)
+        # verl hands what a column of this name holds to the template, which takes no text.
+        self._chats = PromptChats(reader, tools=layout != "verl")
         self._layout = layout
         self._as_chat = layout == "turns" or (layout == "trl" and self._chats.complete)
         kind = CHAT if self._as_chat else pa.string()
@@ -104,7 +105,7 @@ class SftRows(RowsOfTrajectories):
                 continue
             seen.add(key)
             prompt = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
-            scalars = {**scalars, "images": self._chats.images(scalars["prompt_id"])}
+            scalars = {**scalars, **self._chats.beside(scalars["prompt_id"])}
             if self._layout == "turns":
                 for turn, i in enumerate(own):
                     before = {"prompt": [*prompt, *chat[:i]], "completion": [chat[i]]}
@@ -201,7 +202,7 @@ class PreferenceRows:
         chat = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
         return {
             **scalars,
-            "images": self._chats.images(scalars["prompt_id"]),
+            **self._chats.beside(scalars["prompt_id"]),
             "prompt": chat if self._as_chat else scalars["prompt"],
             "chosen": best.chat if self._as_chat else best.text,
             "rejected": worst.chat if self._as_chat else worst.text,

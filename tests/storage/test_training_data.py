@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.versus_trl.trl_arms import trl_python
+from coordinator.dispatch.message_rendering import chat_text
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Record, RewardArrived, TrajectoryEnded
@@ -56,11 +57,12 @@ def answers(number: int, *told: Told, purpose: str = "train", chat: bool = False
     return records
 
 
-def run_of(root: Path, *groups: list[Record]) -> Path:
+def run_of(root: Path, *groups: list[Record], **sections: Any) -> Path:
     """A finished run with these groups."""
     build_tokenizer(CHAIN_SUMS.characters).save_pretrained(root / "model")
     run_dir = root / "runs" / "chosen-1"
-    store = RunStore.create(run_dir, run_dir.name, run_config(model={"path": str(root / "model")}))
+    config = run_config(model={"path": str(root / "model")}, **sections)
+    store = RunStore.create(run_dir, run_dir.name, config)
     for records in groups:
         store.append(records)
     store.close()
@@ -160,14 +162,10 @@ def episode(key: int, *tokens: int, reward: float) -> list[Record]:
 
 def test_turns_of_an_episode_are_messages(tmp_path: Path) -> None:
     """What a template wrote is no message; each turn of the policy can be a row of its own."""
-    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(tmp_path / "model")
-    run_dir = tmp_path / "runs" / "turns-1"
-    config = run_config(model={"path": str(tmp_path / "model")}, environment={"name": "guess"})
-    store = RunStore.create(run_dir, run_dir.name, config)
     issued = msgspec.structs.replace(group(20, at=50.0, size=2), prompt_id="row-20")
-    store.append([issued, *episode(200, 4, 5, 6, 7, 8, 9, reward=1.0)])
-    store.append(episode(201, 9, 5, 6, 7, 8, 4, reward=0.0))
-    store.close()
+    right = episode(200, 4, 5, 6, 7, 8, 9, reward=1.0)
+    wrong = episode(201, 9, 5, 6, 7, 8, 4, reward=0.0)
+    run_dir = run_of(tmp_path, [issued, *right], wrong, environment={"name": "guess"})
     prompt = [{"role": "user", "content": "20 + 1 ="}]
     texts = [WORDS[token] for token in range(10)]
     ask = {"role": "assistant", "content": "".join(texts[4:6])}
@@ -184,6 +182,29 @@ def test_turns_of_an_episode_are_messages(tmp_path: Path) -> None:
     assert (first["turn"], first["prompt"], first["completion"]) == (0, prompt, [ask])
     assert (second["turn"], second["completion"]) == (1, [end])
     assert second["prompt"] == [*prompt, ask, result]
+
+
+def test_a_template_makes_of_chat_and_tools_what_the_policy_read(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "double", "description": "Doubles."}}]
+    tokenizer = build_tokenizer(CHAIN_SUMS.characters)
+    said = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = "{{ tools | tojson }}" + said
+    read = chat_text(tokenizer, CHAT, begins_answer=True, tools=tools)
+    issued = msgspec.structs.replace(
+        group(20, at=50.0, size=2), prompt_id="row-20", prompt=read, messages=json.dumps(CHAT)
+    )
+    right = episode(200, 4, 5, 6, 7, 8, 9, reward=1.0)
+    wrong = episode(201, 9, 5, 6, 7, 8, 4, reward=0.0)
+    environment = {"name": "guess", "tools": tools}
+    run_dir = run_of(tmp_path, [issued, *right], wrong, environment=environment)
+    for kind, schema in (("sft", "trl"), ("sft", "turns"), ("preferences", "trl")):
+        row = exported(run_dir, kind, schema=schema)[0]
+        told = json.loads(row["tools"])
+        assert chat_text(tokenizer, row["prompt"], begins_answer=True, tools=told) == read
+    (native,) = exported(run_dir, "sft")
+    assert (native["messages"][:2], json.loads(native["tools"])) == (CHAT, tools)
+    (plain,) = exported(run_dir, "sft", schema="verl")
+    assert list(plain) == ["messages"], "verl takes no text for tools"
 
 
 def test_plain_prompts_among_chats_are_texts_for_trainers(tmp_path: Path) -> None:
