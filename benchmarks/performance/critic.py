@@ -197,7 +197,7 @@ def values_of(
         windows=[],
         values=[
             ValueTrajectory(
-                trajectory_id=h.prompt, sequence=i, length=len(h.ids), score=h.score,
+                trajectory_id=h.prompt, sequence=i, length=len(h.ids),
                 rewards=[Reward(h.score, len(h.ids) - 1)],
                 logprobs=np.array(h.logprobs, np.float32),
             )

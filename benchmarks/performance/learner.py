@@ -83,7 +83,7 @@ def shard_of(answers: Iterable[SyntheticAnswer]) -> Shard:
         length, score = answer.ids.size - answer.opening, answer.score or 0.0
         rewards = [] if answer.score is None else [Reward(score, length - 1)]
         shared: dict[str, Any] = {"trajectory_id": answer.number, "sequence": place}
-        shared |= {"length": length, "rewards": rewards, "score": score}
+        shared |= {"length": length, "rewards": rewards}
         shard.sequences.append(
             BatchSequence(
                 trajectory_id=answer.number,
@@ -225,7 +225,8 @@ class PaddedLoop:
         def row(item: PolicyWindow | ValueTrajectory, start: int) -> dict[str, Any]:
             sequence = shard.sequences[item.sequence]
             ids = torch.from_numpy(sequence.token_ids.astype("int64"))
-            return {"ids": ids, "from": sequence.opening + start, "reward": item.score}
+            earned = sum(reward.value for reward in item.rewards)
+            return {"ids": ids, "from": sequence.opening + start, "reward": earned}
 
         windows = [
             {**row(w, w.start), "finished": w.finished, "old": torch.from_numpy(w.logprobs.copy())}

@@ -91,7 +91,8 @@ async def test_groups_with_dynamic_sampling(tmp_path: Path, mode: str, stale: st
         for window in batch.shard.windows:
             assert window.window_id not in seen
             seen.add(window.window_id)
-        scored = {w.trajectory_id: w.score for w in batch.shard.windows}
+        ends = [w for w in batch.shard.windows if w.finished]
+        scored = {w.trajectory_id: sum(r.value for r in w.rewards) for w in ends}
         assert len(scored) == SIZE * len(batch.shard.groups)
         for group in batch.shard.groups:
             assert group.scores.tolist() == [scored[key] for key in group.trajectory_ids]

@@ -256,7 +256,8 @@ def test_a_batch_carries_whole_groups() -> None:
     assert sorted(w.trajectory_id for w in windows) == group.trajectory_ids == [0, 2, 3]
     assert group.scores.tolist() == [0.0, 2.0, 3.0]
     assert group.lengths.tolist() == [3, 5, 6]
-    assert {w.trajectory_id: w.score for w in windows} == {0: 0.0, 2: 2.0, 3: 3.0}
+    earned = {w.trajectory_id: sum(r.value for r in w.rewards) for w in windows}
+    assert earned == {0: 0.0, 2: 2.0, 3: 3.0}
 
 
 def test_without_a_baseline_a_trajectory_stands_alone() -> None:

@@ -176,7 +176,7 @@ def test_a_cut_window_stays_cut_whenever_it_is_taken(ends_first: bool) -> None:
     assert prepared is not None
     (window,) = policy_windows(prepared)
     assert (window.start, window.end, window.length) == (0, 4, 4)
-    assert (window.finished, window.score, window.correct, window.rewards) == (False, 0, False, [])
+    assert (window.finished, window.correct, window.rewards) == (False, False, [])
     assert window.loss_weights.tolist() == [1, 1, 1, 0]
     (item,) = prepared.taken.windows
     assert counts(item.masked) == {"boundary_mask": 1}
@@ -187,7 +187,8 @@ def test_a_cut_window_stays_cut_whenever_it_is_taken(ends_first: bool) -> None:
     last = world.take()
     assert last is not None
     (window,) = policy_windows(last)
-    assert (window.finished, window.score, window.loss_weights.tolist()) == (True, 1.0, [1, 1, 1])
+    assert (window.finished, window.loss_weights.tolist()) == (True, [1, 1, 1])
+    assert [reward.value for reward in window.rewards] == [1.0]
     assert [v.trajectory_id for v in value_trajectories(last)] == [trajectory.trajectory_id]
 
 

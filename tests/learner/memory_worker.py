@@ -48,7 +48,6 @@ def longest(config: RunConfig) -> Shard:
         spans=[Span(1, start, length)],
         rewards=rewards,
         finished=True,
-        score=1.0,
         correct=True,
     )
     value = ValueTrajectory(
@@ -56,7 +55,6 @@ def longest(config: RunConfig) -> Shard:
         sequence=0,
         length=length,
         rewards=rewards,
-        score=1.0,
         logprobs=np.zeros(0, np.float32),
     )
     return Shard(sequences=[sequence], windows=[window], values=[value])

@@ -120,7 +120,6 @@ def record(
                     coefficients=coefficients,
                     marks=[mark for mark in marks if start <= mark.start < end],
                     finished=last,
-                    score=score if last else 0.0,
                     correct=last and score > 0,
                 )
             )
@@ -140,7 +139,6 @@ def record(
                     sequence=trajectory,
                     length=int(own.sum()),
                     rewards=rewards,
-                    score=score,
                     logprobs=np.zeros(0, np.float32),
                     coefficients=coefficients,
                 )

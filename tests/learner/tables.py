@@ -105,7 +105,6 @@ class Book:
                 spans=[Span(1, start, length)],
                 rewards=earned,
                 finished=reward is not None,
-                score=score,
                 correct=score > 0,
             )
         )
@@ -124,7 +123,6 @@ class Book:
                     sequence=trajectory,
                     length=length,
                     rewards=earned,
-                    score=score,
                     logprobs=np.zeros(0, np.float32),
                 )
             )

@@ -42,8 +42,7 @@ class BatchSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Positions [start, end) of `sequences[sequence]` for the policy. Dense streams have one value
     for each of these positions. `length` is how many tokens of the trajectory were sampled up to
-    `end`. `finished`: the trajectory ends here; then `score` is what its reward source gave it and
-    `correct` whether that counts as right."""
+    `end`. `finished`: the trajectory ends here; then `correct` is whether it counts as right."""
 
     window_id: int
     trajectory_id: int
@@ -63,7 +62,6 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     coefficients: list[Coefficient] = []
     marks: list[Mark] = []
     finished: bool = False
-    score: float = 0.0
     correct: bool = False
     turns: list[TurnRun] = []
     """Turns up to the window's end, if credit ends with a turn; the first may begin before it."""
@@ -87,7 +85,6 @@ class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     length: int
     rewards: list[Reward]
-    score: float
     logprobs: Float32
     coefficients: list[Coefficient] = []
     turns: list[TurnRun] = []
@@ -198,7 +195,6 @@ def longest_part_bytes(
         sequence=0,
         length=length,
         rewards=rewards,
-        score=0.0,
         logprobs=np.zeros(length, np.float32),
         coefficients=coefficients,
         turns=[TurnRun(0, 0, True)] * turns,

@@ -43,11 +43,11 @@ WINDOWS = st.builds(
     length=INDEX, logprobs=FLOATS, loss_weights=FLOATS,
     spans=several(st.builds(Span, NUMBER, INDEX, INDEX)), rewards=REWARDS,
     coefficients=COEFFICIENTS, marks=several(st.builds(Mark, st.just("hot"), INDEX, INDEX)),
-    finished=st.booleans(), score=VALUE, correct=st.booleans(), turns=TURNS,
+    finished=st.booleans(), correct=st.booleans(), turns=TURNS,
 )  # fmt: skip
 VALUES = st.builds(
     ValueTrajectory, trajectory_id=NUMBER, sequence=INDEX, length=INDEX, rewards=REWARDS,
-    score=VALUE, logprobs=FLOATS, coefficients=COEFFICIENTS, turns=TURNS,
+    logprobs=FLOATS, coefficients=COEFFICIENTS, turns=TURNS,
 )  # fmt: skip
 GROUPS = st.builds(
     GroupScores, group_id=NUMBER, trajectory_ids=several(NUMBER), scores=FLOATS, lengths=IDS

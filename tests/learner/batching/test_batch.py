@@ -59,7 +59,6 @@ def window(start: int, end: int, *, finished: bool) -> PolicyWindow:
         spans=[Span(0, start, end)],
         rewards=[Reward(1.0, end - 1)] if finished else [],
         finished=finished,
-        score=1.0 if finished else 0.0,
         correct=finished,
     )
 
@@ -114,7 +113,6 @@ def test_the_overlong_penalty_is_from_the_length_of_the_whole_answer(
         sequence=0,
         length=end,
         rewards=[Reward(1.0, end - 1)],
-        score=1.0,
         logprobs=np.zeros(0, np.float32),
     )
     shard = Shard(sequences=[answer(end)], windows=[], values=[whole])

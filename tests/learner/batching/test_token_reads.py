@@ -5,6 +5,7 @@ import torch
 from msgspec.structs import replace
 
 from headrace.protocol.messages.batches import PolicyWindow, Shard
+from headrace.protocol.token_spans import Reward
 from learner.batching.batch import loss_counts, policy_batch, value_batch
 from learner.batching.token_reads import is_right, reads_of, sampled_windows, with_earlier_tokens
 from learner.device import RankContext
@@ -38,7 +39,9 @@ def test_right_is_what_the_verifier_calls_correct(
 ) -> None:
     """The sign of the reward says nothing: a judge may pay wrong answers a little."""
     shard = record(seed=1, trajectories=1, longest=8, window=4, unfinished=0.0)
-    changed = replace(shard.windows[0], finished=finished, score=reward, correct=correct)
+    window = shard.windows[0]
+    paid = [Reward(reward, window.end - 1)]
+    changed = replace(window, finished=finished, rewards=paid, correct=correct)
     assert is_right(changed) is right
     found = positive_tokens(replace(shard, windows=[changed]))
     assert found == (changed.end if right else 0)
@@ -54,5 +57,5 @@ def test_a_wrong_answers_earlier_tokens_are_not_read_again() -> None:
         return with_earlier_tokens(reads, sequences, told).targets.size - reads.targets.size
 
     for correct in (True, False):
-        told = [replace(w, score=0.25, correct=correct) for w in ends]
+        told = [replace(w, correct=correct) for w in ends]
         assert earlier(told) == (sum(w.start for w in ends) if correct else 0)

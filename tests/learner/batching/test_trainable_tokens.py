@@ -133,8 +133,9 @@ def test_a_right_answer_is_what_counts_as_right() -> None:
     """Not what earned anything."""
     shard = record(seed=2, unfinished=0.0)
     ends = [i for i, w in enumerate(shard.windows) if w.finished]
-    windows = [replace(w, correct=False, score=0.9) for w in shard.windows]
-    windows[ends[1]] = replace(windows[ends[1]], correct=True, score=-1.0)
+    windows = [replace(w, correct=False, rewards=[Reward(0.9, w.start)]) for w in shard.windows]
+    end = windows[ends[1]]
+    windows[ends[1]] = replace(end, correct=True, rewards=[Reward(-1.0, end.start)])
     right = half_of(replace(shard, windows=windows)).right
     assert right.nonzero().flatten().tolist() == [ends[1]]
 

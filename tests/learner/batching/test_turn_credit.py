@@ -63,7 +63,7 @@ class Episode:
             values=[
                 ValueTrajectory(
                     trajectory_id=0, sequence=0, length=len(self.places), rewards=self.rewards,
-                    score=1.0, logprobs=np.zeros(0, np.float32),
+                    logprobs=np.zeros(0, np.float32),
                     turns=[TurnRun(*run, True) for run in self.runs] if by_turn else [],
                 )
             ],

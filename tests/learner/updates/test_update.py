@@ -441,7 +441,7 @@ def in_groups(shard: Shard, size: int = 3) -> Shard:
                                                                  strict=True)}  # fmt: skip
     windows = [
         replace(
-            w, finished=True, score=score[w.trajectory_id], correct=True,
+            w, finished=True, correct=True,
             rewards=[Reward(score[w.trajectory_id], w.end - 1)],
         )
         for w in shard.windows
@@ -467,7 +467,7 @@ def test_group_advantages_need_no_critic(model: ModelConfig, ranks: int) -> None
         found = diagnostics.columns
         np.testing.assert_allclose(found["advantages"], expected, rtol=1e-5, atol=1e-6)
         assert np.isnan(found["values"]).all()
-        np.testing.assert_allclose(found["returns"], window.score, rtol=1e-6)
+        np.testing.assert_allclose(found["returns"], window.rewards[0].value, rtol=1e-6)
 
 
 def test_overlong_responses_pay_before_the_group_is_compared(model: ModelConfig) -> None:
@@ -524,7 +524,7 @@ def test_a_divergence_in_the_reward_is_paid_by_the_tokens_before_it(model: Model
         paid = 0.5 * np.cumsum(ratio[::-1])[::-1]
         for name in ("advantages", "returns"):
             found = diagnostics.columns[name]
-            np.testing.assert_allclose(found, window.score - paid, rtol=1e-5)
+            np.testing.assert_allclose(found, window.rewards[0].value - paid, rtol=1e-5)
 
 
 def test_right_answers_are_likely_over_all_their_windows(model: ModelConfig) -> None:

@@ -176,7 +176,6 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
         coefficients=[Coefficient("kl", 0.25, 0, 1)],
         marks=[Mark("hot", 0, 1)],
         finished=True,
-        score=1.0,
         correct=True,
     )
     whole = ValueTrajectory(
@@ -184,7 +183,6 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
         sequence=0,
         length=1,
         rewards=[Reward(1.0, 0)],
-        score=1.0,
         logprobs=np.zeros(0, np.float32),
     )
     group = GroupScores(
@@ -196,7 +194,7 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
     shard = Shard(sequences=[sequence], windows=[window], values=[whole], groups=[group])
     part = BatchPart(batch_id=1, rank=0, index=2, shard=shard)
     header, raw = message_codec(max_bytes=LIMIT).encode(part)
-    assert PROTOCOL_VERSION == 15
+    assert PROTOCOL_VERSION == 16
     assert msgspec.msgpack.decode(header[3:]) == {
         "type": "BatchPart",
         "batch_id": 1,
@@ -227,7 +225,6 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
                     "coefficients": [["kl", 0.25, 0, 1]],
                     "marks": [["hot", 0, 1]],
                     "finished": True,
-                    "score": 1.0,
                     "correct": True,
                     "turns": [],
                     "confidence": [],
@@ -242,7 +239,6 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
                     "sequence": 0,
                     "length": 1,
                     "rewards": [[1.0, 0]],
-                    "score": 1.0,
                     "logprobs": ["f", 24, 0],
                     "coefficients": [],
                     "turns": [],
