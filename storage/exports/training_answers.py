@@ -63,7 +63,8 @@ class SftRows(RowsOfTrajectories):
     """Rows of the export `sft`.
 
     `layout`: native, trl (prompt and completion), verl (messages) or turns. In trl's they are chats
-    where the policy read every training prompt as one, or an environment answers, else texts."""
+    where the policy read every training prompt as one, or an environment answers, else texts. What
+    is said before the policy's first turn is of the prompt."""
 
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: ColumnNames, layout: str = "native"
@@ -111,10 +112,11 @@ class SftRows(RowsOfTrajectories):
                     before = {"prompt": [*prompt, *chat[:i]], "completion": [chat[i]]}
                     yield {**scalars, **before, "turn": turn}
                 continue
+            first = min(own, default=0)
             yield {
                 **scalars,
-                "prompt": prompt if self._as_chat else scalars["prompt"],
-                "completion": chat if self._as_chat else text,
+                "prompt": [*prompt, *chat[:first]] if self._as_chat else scalars["prompt"],
+                "completion": chat[first:] if self._as_chat else text,
                 "response": text,
                 "messages": [*prompt, *chat],
             }
@@ -200,12 +202,15 @@ class PreferenceRows:
     def _row(self, best: Answer, worst: Answer) -> dict[str, Any]:
         scalars = best.scalars
         chat = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
+        first = min(best.own, default=0)
+        if worst.chat[:first] != best.chat[:first]:
+            first = 0
         return {
             **scalars,
             **self._chats.beside(scalars["prompt_id"]),
-            "prompt": chat if self._as_chat else scalars["prompt"],
-            "chosen": best.chat if self._as_chat else best.text,
-            "rejected": worst.chat if self._as_chat else worst.text,
+            "prompt": [*chat, *best.chat[:first]] if self._as_chat else scalars["prompt"],
+            "chosen": best.chat[first:] if self._as_chat else best.text,
+            "rejected": worst.chat[first:] if self._as_chat else worst.text,
             "chosen_id": scalars["trajectory_id"],
             "rejected_id": worst.scalars["trajectory_id"],
             "chosen_reward": scalars["reward"],

@@ -131,13 +131,20 @@ def test_forms_for_trainers(tmp_path: Path, chat: bool) -> None:
         assert told == {"prompt": "20 + 1 =", "completion": right}
 
 
-def episode(key: int, *tokens: int, reward: float) -> list[Record]:
+Pieces = list[tuple[Any, Any, int]]
+CALL: Pieces = [
+    ("policy", "assistant", 0), ("policy", "assistant", 0), ("template", "tool", 1),
+    ("tool", "tool", 1), ("template", "assistant", 1), ("policy", "assistant", 1),
+]  # fmt: skip
+OPENED: Pieces = [
+    ("environment", "user", 0), ("template", "assistant", 0), ("policy", "assistant", 0),
+    ("template", "user", 1), ("environment", "user", 1), ("policy", "assistant", 1),
+]  # fmt: skip
+
+
+def episode(key: int, *tokens: int, reward: float, sources: Pieces = CALL) -> list[Record]:
     """An answer of three turns: the policy, a template's frame around a tool's result, the policy.
-    Each has one token but the first, which has two, in two chunks."""
-    sources: list[tuple[Any, Any, int]] = [
-        ("policy", "assistant", 0), ("policy", "assistant", 0), ("template", "tool", 1),
-        ("tool", "tool", 1), ("template", "assistant", 1), ("policy", "assistant", 1),
-    ]  # fmt: skip
+    Each has one token but the first, which has two, in two chunks. Or one of other pieces."""
     records: list[Record] = []
     for at, ((source, role, turn), token) in enumerate(zip(sources, tokens, strict=True)):
         made = chunk(key, at, at + 1, at=51.0 + at / 10, index=at)
@@ -182,6 +189,30 @@ def test_turns_of_an_episode_are_messages(tmp_path: Path) -> None:
     assert (first["turn"], first["prompt"], first["completion"]) == (0, prompt, [ask])
     assert (second["turn"], second["completion"]) == (1, [end])
     assert second["prompt"] == [*prompt, ask, result]
+
+
+@pytest.mark.parametrize("agent", [False, True])
+def test_what_is_said_before_the_policys_first_turn_is_prompt(tmp_path: Path, agent: bool) -> None:
+    """An agent's request, or what an environment says at first: nobody is to be trained on it."""
+    issued = msgspec.structs.replace(group(20, at=50.0, size=2), prompt_id="row-20")
+    row = [{"role": "user", "content": "20 + 1 ="}]
+    if agent:
+        issued, row = msgspec.structs.replace(issued, prompt_ids=np.zeros(0, np.int32)), []
+    right = episode(200, 4, 5, 6, 7, 8, 9, reward=1.0, sources=OPENED)
+    wrong = episode(201, 4, 5, 9, 7, 8, 6, reward=0.0, sources=OPENED)
+    run_dir = run_of(tmp_path, [issued, *right], wrong, environment={"name": "guess"})
+    prompt = [*row, {"role": "user", "content": WORDS[4]}]
+    chosen, rejected = (
+        [
+            {"role": "assistant", "content": WORDS[guess]},
+            {"role": "user", "content": WORDS[8]},
+            {"role": "assistant", "content": WORDS[last]},
+        ]
+        for guess, last in ((6, 9), (9, 6))
+    )
+    assert exported(run_dir, "sft", schema="trl") == [{"prompt": prompt, "completion": chosen}]
+    (pair,) = exported(run_dir, "preferences", schema="trl")
+    assert pair == {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
 def test_a_template_makes_of_chat_and_tools_what_the_policy_read(tmp_path: Path) -> None:
