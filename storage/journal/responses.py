@@ -6,7 +6,7 @@ for a page and for the wanted responses that are still being put together.
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,14 +175,14 @@ def chunks_of(batch: pa.RecordBatch, wanted: ResponseSelection) -> pa.RecordBatc
 
 
 def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:
-    """Streams of the responses that have any. `whose`: each chunk's response."""
-    spoken = np.unique(whose[chunks.column("body").is_valid().to_numpy(zero_copy_only=False)])
+    """Streams of the responses that have any. `whose`: each chunk's response, rising."""
+    spoken = np.isin(whose, whose[chunks.column("body").is_valid().to_numpy(zero_copy_only=False)])
     found: dict[int, Streams] = {}
-    for response in spoken.tolist():
-        records = decode(chunks.filter(pa.array(whose == response)))
-        streams = _streams([chunk for _, chunk in records if isinstance(chunk, ChunkArrived)])
-        if streams is not None:
-            found[response] = streams
+    told = zip(whose[spoken].tolist(), decode(chunks.filter(pa.array(spoken))), strict=True)
+    for response, records in groupby(told, key=lambda one: one[0]):
+        own = _streams([chunk for _, (_, chunk) in records if isinstance(chunk, ChunkArrived)])
+        if own is not None:
+            found[response] = own
     return found
 
 

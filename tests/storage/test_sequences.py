@@ -2,9 +2,12 @@
 read."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from sqlalchemy import event, select
 
@@ -143,6 +146,29 @@ def test_streams_of_all_chunks_are_one(run_dir: Path) -> None:
         Piece("policy", "assistant", 2, 9, 16),
     ]
     assert response.streams.coefficients == TURNS.coefficients
+
+
+def test_chunks_of_a_page_are_decoded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of a few tokens: each had all chunks of its page gone through."""
+    streams = Streams(pieces=[Piece("policy", "assistant", 0, 0, 3)])
+    ids = [10 * number for number in range(20)]
+    store = RunStore.create(tmp_path / "short", "short", run_config())
+    store.append([group(number) for number in range(20)])
+    store.append([msgspec.structs.replace(chunk(key, 0, 3), streams=streams) for key in ids])
+    store.close()
+    decoded: list[int] = []
+
+    def counted(batch: pa.RecordBatch) -> Iterator[tuple[int, Record]]:
+        decoded.append(batch.num_rows)
+        return decode(batch)
+
+    monkeypatch.setattr("storage.journal.responses.decode", counted)
+    wanted = ResponseSelection(np.array(ids), np.arange(20, 40))
+    (page,) = response_pages(tmp_path / "short" / "journal", wanted, 10**6, 100)
+    assert page.responses.streams == {place: streams for place in range(20)}
+    assert decoded == [20]
 
 
 def test_a_plain_answer_has_no_streams(run_dir: Path, tmp_path: Path) -> None:
