@@ -2,7 +2,7 @@
 
 In: the journal's folder and which trajectories are wanted. Out: their responses, in the order in
 which their last chunks were written, in pages of columns or one by one. One pass, and memory only
-for a page and for the wanted responses that are still being put together.
+for a page and for twice the wanted responses that are still being put together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -101,8 +101,7 @@ def response_pages(
     if len(wanted.ids) == 0:
         return
     final = int(wanted.last_offsets.max())
-    waiting: list[pa.RecordBatch] = []
-    tokens = 0
+    waiting, tokens = list[pa.RecordBatch](), 0
     for batch in read_batches(journal, first_offset, index):
         chosen = chunks_of(batch, wanted)
         if chosen.num_rows:
@@ -115,7 +114,8 @@ def response_pages(
             ends = wanted.last_offsets[whose]
             for page in _pages(chunks, ends, last, most_tokens, most_rows):
                 yield _flat(page)
-            waiting, tokens = [chunks.filter(pa.array(ends > last))], 0
+            waiting = [chunks.filter(pa.array(ends > last))]
+            tokens = -len(waiting[0].column("token_ids").flatten())  # as many come before the next copy
         if last >= final:
             return
 

@@ -4,6 +4,7 @@ read."""
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ from storage.database.reader import open_run
 from storage.database.tables import ValueUse, Window
 from storage.exports import export
 from storage.exports.pages import wanted_where
+from storage.journal import responses
 from storage.journal.responses import ResponseSelection, read_responses, response_pages
 from storage.journal.store import decode, encode
 from storage.run_store import RunStore
@@ -169,6 +171,31 @@ def test_chunks_of_a_page_are_decoded_together(
     (page,) = response_pages(tmp_path / "short" / "journal", wanted, 10**6, 100)
     assert page.responses.streams == {place: streams for place in range(20)}
     assert decoded == [20]
+
+
+def test_what_is_left_of_long_answers_is_not_copied_with_every_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that grow side by side are all left until the end."""
+    keys, length = [10 * number for number in range(8)], 64
+    store = RunStore.create(tmp_path / "long", "long", run_config())
+    store.append([group(number) for number in range(8)])
+    for at in range(length):
+        store.append([chunk(key, at, at + 1, index=at) for key in keys])
+    store.close()
+    rows: list[int] = []
+    pages_of = responses._pages
+
+    def counted(chunks: pa.RecordBatch, *more: Any) -> Iterator[pa.RecordBatch]:
+        rows.append(chunks.num_rows)
+        return pages_of(chunks, *more)
+
+    monkeypatch.setattr(responses, "_pages", counted)
+    wanted = ResponseSelection(np.array(keys), np.arange(8) + 8 * length)
+    found = list(response_pages(tmp_path / "long" / "journal", wanted, 16, 100))
+    assert [key for page in found for key in page.ids.tolist()] == keys
+    assert {int(page.responses.borders[-1]) for page in found} == {length}
+    assert sum(rows) < 4 * 8 * length
 
 
 def test_a_plain_answer_has_no_streams(run_dir: Path, tmp_path: Path) -> None:
