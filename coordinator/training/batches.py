@@ -282,10 +282,12 @@ def _scores(trajectory: Trajectory, state: State, rules: BatchRules) -> GroupSco
     if rules.compares == "group":
         members = state.account.members(trajectory.group_id)
         rivals = [t for t in members if t.reward_status == "ok"]
+    rewards = [t.reward for t in rivals]
+    assert None not in rewards, f"trajectory {trajectory.trajectory_id} has no reward"
     return GroupScores(
         group_id=_group_id(trajectory, rules),
         trajectory_ids=[t.trajectory_id for t in rivals],
-        scores=np.array([_score(t) for t in rivals], np.float32),
+        scores=np.array(rewards, np.float32),
         lengths=np.array([t.sampled for t in rivals], np.int32),
     )
 
@@ -294,8 +296,3 @@ def _group_id(trajectory: Trajectory, rules: BatchRules) -> int:
     """Return the group in which it is compared: that of its prompt, or one of its own."""
     alone = rules.compares == "itself"
     return -1 - trajectory.trajectory_id if alone else trajectory.group_id
-
-
-def _score(trajectory: Trajectory) -> float:
-    assert trajectory.reward is not None, f"trajectory {trajectory.trajectory_id} has no reward"
-    return trajectory.reward
