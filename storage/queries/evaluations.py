@@ -151,12 +151,14 @@ def prompt_scores(run_dir: Path) -> "pd.DataFrame":
 
 
 def score_summary(run_dir: Path) -> list[dict[str, Any]]:
-    """Per source of rewards: prompts, answers, failures, mean score, never solved prompts."""
+    """Per source of rewards (None: unscored): prompts, answers, failures, mean, never solved."""
     found = prompt_scores(run_dir)
     return [
         {
-            "source": str(name), "prompts": len(own), "answers": int(own.samples.sum()),
-            "failed": int((own.samples - own.scored).sum()), "mean": float(own["mean"].mean()),
+            "source": name if isinstance(name, str) else None,
+            "prompts": len(own), "answers": int(own.samples.sum()),
+            "failed": int((own.samples - own.scored).sum()),
+            "mean": float(own["mean"].mean()) if own.scored.any() else None,
             "never_solved": int((own.solved.fillna(0) == 0).sum()),
         }
         for name, own in found.groupby("reward_source", dropna=False, observed=True)

@@ -23,6 +23,7 @@ from learner.run import TORCHRUN
 from storage.database.reader import open_run
 from storage.exports import export
 from storage.exports.training_answers import SftRows
+from storage.queries import score_summary
 from storage.run_store import RunStore
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer, vocabulary
@@ -236,6 +237,19 @@ def test_a_template_makes_of_chat_and_tools_what_the_policy_read(tmp_path: Path)
     assert (native["messages"][:2], json.loads(native["tools"])) == (CHAT, tools)
     (plain,) = exported(run_dir, "sft", schema="verl")
     assert list(plain) == ["messages"], "verl takes no text for tools"
+
+
+def test_prompts_without_a_score_have_no_source_and_no_mean(tmp_path: Path) -> None:
+    """Such as those of which an environment failed every episode; JSON has no NaN."""
+    lost = answers(15, (4, "failed", None, None), (5, "failed", None, None), purpose="eval")
+    scored = answers(16, (4, "finished", 1.0, True), purpose="eval")
+    rows = {row["source"]: row for row in score_summary(run_of(tmp_path, lost, scored))}
+    known = next(name for name in rows if name is not None)
+    json.dumps(rows[known], allow_nan=False)
+    assert (rows[known]["mean"], rows[known]["failed"]) == (1.0, 0)
+    assert rows[None] == {
+        "source": None, "prompts": 1, "answers": 2, "failed": 2, "mean": None, "never_solved": 1
+    }  # fmt: skip
 
 
 def test_plain_prompts_among_chats_are_texts_for_trainers(tmp_path: Path) -> None:
