@@ -14,6 +14,7 @@ MEANINGS = {
     "finished": "Their environment said so.",
     "running": "They go on.",
     "issued": "They wait for their first turn.",
+    "aborted": "They went on when the run ended, which is no failure.",
     "task.max_response_length": "All turns together were that long. They keep what they earned.",
     "failed": "Their generator failed on them.",
     "environment.max_turns": "So many turns are the most; they keep what they have earned.",
@@ -74,7 +75,7 @@ def ends_html(ends: dict[str, int]) -> str:
     """A row for each end: episodes as a bar, their share, and what it means."""
     total = sum(ends.values())
     words = {end: end if "." in end else end.replace("_", " ") for end in ends}  # keys stay keys
-    colours = dict.fromkeys(("finished", "running", "issued"), BLUE)
+    colours = dict.fromkeys(("finished", "running", "issued", "aborted"), BLUE)
     return bars_html(
         [
             (words[end], n, share(n / total), colours.get(end, ORANGE), MEANINGS.get(end, ""))

@@ -278,7 +278,7 @@ def episode_ends(run_dir: Path) -> dict[str, int]:
     """Training episodes by their end, the most frequent first.
 
     `finished`, the key of the limit that cut them short, an environment's failure
-    (`environment_timeout`), or `failed`; `issued` and `running` are those that go on."""
+    (`environment_timeout`), `failed`, or the run's (`aborted`); `issued` and `running` go on."""
     reader, counts = open_run(run_dir), Counter[str]()
     query = (
         select(Trajectory.status, Trajectory.error, func.count())

@@ -22,6 +22,7 @@ ENDS: tuple[tuple[Any, str | None, str], ...] = (
     ("failed", "environment_timeout: no answer before the deadline", "environment_timeout"),
     ("failed", "environment_timeout: 3 s", "environment_timeout"),
     ("failed", "the engine said no", "failed"),
+    ("aborted", None, "aborted"),
 )
 
 
@@ -57,6 +58,7 @@ def test_each_end_is_counted_by_its_name_and_explained(tmp_path: Path) -> None:
     for name in counts:
         assert f"<b>{name if '.' in name else name.replace('_', ' ')}</b>" in shown
     assert "A step missed its deadline" in shown
+    assert "They went on when the run ended" in shown
 
 
 def test_a_run_without_an_environment_says_so(tmp_path: Path) -> None:
