@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import UserError
-from tasks.datasets.conversations import NoPromptError, read_prompt
+from tasks.datasets.conversations import read_prompt
 from tasks.datasets.dataset_files import (
     as_text,
     check_characters,
@@ -78,12 +78,9 @@ def _answered(
         raise UserError(f"{where}: the completion is neither text nor a list of messages")
     prompt_key = next((k for k in prompt_keys if look_up(record, k) is not None), None)
     truth = next((v for k in answer_keys if (v := look_up(record, k)) is not None), "")
-    try:
-        prompt: str | list[Message] = ""
-        if prompt_key:
-            prompt = read_prompt(look_up(record, prompt_key), images_of(record))
-    except NoPromptError as error:
-        raise UserError(f"{where}: {error}") from error
+    prompt: str | list[Message] = ""
+    if prompt_key:
+        prompt = read_prompt(look_up(record, prompt_key), images_of(record), where)
     check_characters(f"{prompt_text(prompt)}{text}{as_text(truth)}", where)
     hidden = (prompt_key, key, *OWN_KEYS, *image_columns(prompt))
     return FinishedAnswer(

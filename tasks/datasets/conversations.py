@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.data.media import SOURCES
+from headrace.errors import UserError
 from tasks.rows import Message, MessagePart, chat_of, images_in
 
 ROLES = {"human": "user", "gpt": "assistant"}
@@ -19,63 +20,59 @@ PLACEHOLDER = "<image>"
 IMAGE_TYPES = ("image", "image_url")
 
 
-class NoPromptError(Exception):
-    """Raised where a row holds no usable prompt; the text says why."""
-
-
-def read_prompt(prompt: Any, images: Any) -> str | list[Message]:
-    """The prompt in one form; NoPromptError: it is none, or its images are not the row's."""
+def read_prompt(prompt: Any, images: Any, where: str) -> str | list[Message]:
+    """The prompt in one form. UserError at `where`: it is none, or its images are not the row's."""
     waiting = iter(images if isinstance(images, list) else [])
     has_images = isinstance(images, list) and bool(images)
     if isinstance(prompt, str) and not has_images:
         return prompt
     turns = chat_of(prompt)
     if not isinstance(turns, list) or not turns:
-        raise NoPromptError("the prompt is neither text nor a list of messages")
-    messages = [_message(turn, waiting, placed=has_images) for turn in turns]
+        raise UserError(f"{where}: the prompt is neither text nor a list of messages")
+    messages = [_message(turn, waiting, where, placed=has_images) for turn in turns]
     if isinstance(prompt, list) and has_images and not images_in(messages):
         first = next((message for message in messages if message["role"] == "user"), messages[0])
         said = first["content"]
         words = [{"type": "text", "text": said}] if isinstance(said, str) else said
         first["content"] = [*({"type": "image", "image": image} for image in waiting), *words]
     if next(waiting, None) is not None:
-        raise NoPromptError(f"the row has more images than its prompt has {PLACEHOLDER}")
+        raise UserError(f"{where}: the row has more images than its prompt has {PLACEHOLDER}")
     return messages
 
 
-def _message(turn: Any, waiting: Iterator[Any], *, placed: bool) -> Message:
+def _message(turn: Any, waiting: Iterator[Any], where: str, *, placed: bool) -> Message:
     if not isinstance(turn, dict):
-        raise NoPromptError("the prompt is neither text nor a list of messages")
+        raise UserError(f"{where}: the prompt is neither text nor a list of messages")
     role = turn.get("role", turn.get("from"))
     content = turn.get("content", turn.get("value"))
     if not isinstance(role, str) or not isinstance(content, str | list):
-        raise NoPromptError("a message of the prompt has no role or no content")
+        raise UserError(f"{where}: a message of the prompt has no role or no content")
     role = ROLES.get(role, role)
     if isinstance(content, str):
         if not placed or PLACEHOLDER not in content:
             return {"role": role, "content": content}
         content = _around([{"type": "image"}], content.split(PLACEHOLDER))
-    parts = [_part(part, waiting) for part in content]
+    parts = [_part(part, waiting, where) for part in content]
     if all(part["type"] == "text" for part in parts):
         return {"role": role, "content": "".join(part["text"] for part in parts)}
     return {"role": role, "content": parts}
 
 
-def _part(part: Any, waiting: Iterator[Any]) -> MessagePart:
+def _part(part: Any, waiting: Iterator[Any], where: str) -> MessagePart:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise NoPromptError("a part of a message has no type")
+        raise UserError(f"{where}: a part of a message has no type")
     # Parquet gives every part the fields of all.
     found = {key: value for key, value in part.items() if value is not None}
     if found["type"] == "text" and not isinstance(found.get("text"), str):
-        raise NoPromptError("a part of type text has no text")
+        raise UserError(f"{where}: a part of type text has no text")
     if found["type"] not in IMAGE_TYPES:
         return found
     own = next((found[key] for key in SOURCES if key in found), None)
     image = next(waiting, None) if own is None else own
     if image is None:
-        raise NoPromptError("the prompt has more images than the row")
+        raise UserError(f"{where}: the prompt has more images than the row")
     # OpenAI puts the URL into an object.
     is_url = isinstance(image, dict) and set(image) <= {"url", "detail"}
     return {"type": "image", "image": image["url"] if is_url else image}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
-from tasks.datasets.conversations import NoPromptError, read_prompt, wrap_last_user
+from tasks.datasets.conversations import read_prompt, wrap_last_user
 from tasks.datasets.records import Record, find_files, read_records
 from tasks.rows import Message, TaskRow, images_in, prompt_text
 
@@ -93,10 +93,7 @@ def make_row(
     prompt_key, prompt = _first(record, prompt_keys, "prompt", where)
     answer = _first(record, answer_keys, "answer", where)[1] if answer_keys else ""
     identity = record.get("id")
-    try:
-        read = read_prompt(prompt, images_of(record))
-    except NoPromptError as error:
-        raise UserError(f"{where}: {error}") from error
+    read = read_prompt(prompt, images_of(record), where)
     check_characters(f"{prompt_text(read)}{as_text(answer)}{identity}", where)
     hidden = (prompt_key, "id", *image_columns(read))
     return TaskRow(

@@ -17,7 +17,7 @@ from rewards.models.encoding import Prompt, split_lines
 from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
 from tasks.datasets.answers import COMPLETION_KEYS as RESPONSES
 from tasks.datasets.answers import text_of
-from tasks.datasets.conversations import NoPromptError, read_prompt
+from tasks.datasets.conversations import read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
 from tasks.rows import prompt_text
@@ -75,7 +75,7 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
             f"{where}: no answer (looked for {', '.join((*RESPONSES, *CHATS))}; the row has "
             f"{', '.join(sorted(record)) or 'nothing'})"
         )
-    said = _as_prompt(chat, record, where)
+    said = read_prompt(chat, images_of(record), where)
     assert isinstance(said, list), "messages stay messages"
     if said[-1]["role"] != "assistant" or not isinstance(said[-1]["content"], str):
         raise UserError(f"{where}: the last message is not a text of the assistant")
@@ -125,21 +125,14 @@ def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
 
 
 def _prompt(record: Record, where: str) -> Prompt | None:
-    key = next((name for name in PROMPT_KEYS if look_up(record, name)), None)
-    return None if key is None else _as_prompt(look_up(record, key), record, where)
+    found = next(filter(None, (look_up(record, name) for name in PROMPT_KEYS)), None)
+    return None if found is None else read_prompt(found, images_of(record), where)
 
 
 def _given_prompt(record: Record, where: str) -> Prompt:
     if not (prompt := _prompt(record, where)):
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
     return prompt
-
-
-def _as_prompt(value: Any, record: Record, where: str) -> Prompt:
-    try:
-        return read_prompt(value, images_of(record))
-    except NoPromptError as error:
-        raise UserError(f"{where}: {error}") from error
 
 
 def _answer(record: Record, name: str, where: str) -> str:
@@ -161,7 +154,7 @@ def _common(record: Record, where: str) -> Prompt:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
     if chosen[:-1] != rejected[:-1]:
         raise UserError(f"{where}: chosen and rejected do not begin alike, and there is no prompt")
-    return _as_prompt(chosen[:-1], record, where)
+    return read_prompt(chosen[:-1], images_of(record), where)
 
 
 def _lines(steps: Sequence[Any], key: str, where: str, separator: str) -> list[str]:
