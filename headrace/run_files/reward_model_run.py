@@ -79,6 +79,13 @@ def read_lines(run_dir: Path) -> Iterator[MetricsLine]:
                 return
 
 
+def steps_and_evaluations(run_dir: Path) -> tuple[list[StepLine], list[EvaluationLine]]:
+    """All steps and all evaluations, each in order."""
+    lines = list(read_lines(run_dir))
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    return steps, [line for line in lines if isinstance(line, EvaluationLine)]
+
+
 def forget_after(run_dir: Path, step: int) -> None:
     """Take back the lines of later steps, which will be taken again."""
     kept = [line for line in read_lines(run_dir) if line.step <= step]

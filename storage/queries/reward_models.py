@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import UserError
 from headrace.run_files.reward_model_run import (
     REPORT_PAGE,
-    EvaluationLine,
     RewardModelStatus,
-    StepLine,
-    read_lines,
     read_report,
     read_status,
+    steps_and_evaluations,
 )
 from headrace.run_files.run_folder import REWARD_MODEL, is_reward_model, is_running
 
@@ -49,9 +47,7 @@ def reward_model_config(run_dir: Path) -> dict[str, Any]:
 def reward_model_summary(run_dir: Path) -> dict[str, Any]:
     """Everything about a reward model's run that fits one screen; JSON types only."""
     config, status = reward_model_config(run_dir), reward_model_status(run_dir)
-    lines = list(read_lines(run_dir))
-    steps = [line for line in lines if isinstance(line, StepLine)]
-    evaluations = [line for line in lines if isinstance(line, EvaluationLine)]
+    steps, evaluations = steps_and_evaluations(run_dir)
     last = steps[-1] if steps else None
     report = read_report(run_dir) or {}
     return {
@@ -84,13 +80,11 @@ def reward_model_curves(run_dir: Path) -> "pd.DataFrame":
     import pandas as pd
 
     rows: list[tuple[int, str, float | None]] = []
-    lines = list(read_lines(run_dir))
-    steps = [line for line in lines if isinstance(line, StepLine)]
+    steps, evaluations = steps_and_evaluations(run_dir)
     for name in ("loss", "grad_norm", "lr"):
         rows += [(step.step, name, getattr(step, name)) for step in steps]
-    for line in lines:
-        if isinstance(line, EvaluationLine):
-            rows += [(line.step, f"held_out/{k}", v) for k, v in line.figures.items()]
+    for line in evaluations:
+        rows += [(line.step, f"held_out/{k}", v) for k, v in line.figures.items()]
     return pd.DataFrame(rows, columns=["x", "name", "value"]).astype({"value": float})
 
 

@@ -20,7 +20,7 @@ from headrace.run_files.reward_model_run import (
     REPORT_PAGE,
     EvaluationLine,
     StepLine,
-    read_lines,
+    steps_and_evaluations,
 )
 from headrace.run_files.run_folder import write_atomically
 from rewards.models.training.metrics import flat
@@ -119,9 +119,7 @@ _FIGURES = (
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     """Write all three files."""
     write_atomically(run_dir / REPORT, json.dumps(report, indent=1) + "\n")
-    lines = list(read_lines(run_dir))
-    steps = [line for line in lines if isinstance(line, StepLine)]
-    evaluations = [line for line in lines if isinstance(line, EvaluationLine)]
+    steps, evaluations = steps_and_evaluations(run_dir)
     draw(run_dir / PLOT, steps, evaluations, report["after"].get("calibration", {}).get("bins", ()))
     write_atomically(run_dir / REPORT_PAGE, "\n".join(page(report)) + "\n")
 

@@ -32,8 +32,8 @@ from headrace.run_files.reward_model_run import (
     StepLine,
     append_line,
     forget_after,
-    read_lines,
     read_status,
+    steps_and_evaluations,
     write_status,
 )
 from headrace.run_files.run_folder import read_manifest
@@ -165,8 +165,8 @@ class TrainingLoop:
         forget_after(run_dir, self._step)
         self._figures: dict[str, Any] = {}
         self._best: dict[str, Any] = {}
-        lines = read_lines(run_dir)
-        self._held_out = [line.figures for line in lines if isinstance(line, EvaluationLine)]
+        _, evaluations = steps_and_evaluations(run_dir)
+        self._held_out = [line.figures for line in evaluations]
         """Figures of all evaluations of the run."""
         self._status = replace_status(status, status="training", step=self._step, steps=self._steps)
         self._kept_at = self._step if resumed is not None else -1
