@@ -192,8 +192,8 @@ def answers_by_lines(folder: Path) -> dict[str, Any]:
 
 def program_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return figures of some answers to held-out prompts."""
-    terms = [int(_object(row["info"])["terms"]) for row in rows]
-    parts = [_object(row["reward_parts"]) for row in rows]
+    terms = [int(json.loads(row["info"])["terms"]) for row in rows]
+    parts = [json.loads(row["reward_parts"]) for row in rows]
     right = [float(row["correct"] or 0.0) for row in rows]
     pairs = list(zip(right, terms, strict=True))
     return {
@@ -202,10 +202,6 @@ def program_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "lines": _mean([part["lines"] for part in parts if "lines" in part]),
         "neutral": _mean([part["neutral"] for part in parts if "neutral" in part]),
     }
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def _mean(values: Sequence[float]) -> float:
