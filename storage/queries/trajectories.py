@@ -162,20 +162,16 @@ def _trained_in(reader: RunReader, updates: tuple[int, int]) -> AnySelect:
     )
 
 
-def search_responses(
-    run_dir: Path, text: str, *, purpose: str | None = None, newest: int | None = None
-) -> list[int]:
+def search_responses(run_dir: Path, text: str, *, purpose: str | None = None) -> list[int]:
     """Ids of the trajectories whose response contains `text`, in order. None without a tokenizer.
-    `purpose`, `newest`: bounds of the responses read."""
+    `purpose`: bound of the responses read."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
-    query = (
-        select(Trajectory.trajectory_id, Trajectory.first_offset, Trajectory.last_offset)
-        .where(Trajectory.run == reader.key, Trajectory.last_offset.is_not(None))
-        .order_by(Trajectory.trajectory_id.desc())
-        .limit(newest)
+    t = Trajectory
+    query = select(t.trajectory_id, t.first_offset, t.last_offset).where(
+        t.run == reader.key, t.last_offset.is_not(None)
     )
     if purpose is not None:
-        query = query.where(Trajectory.purpose == purpose)
+        query = query.where(t.purpose == purpose)
     places = sorted(tuple(row) for row in reader.rows(query))
     if decoder is None or not places:
         return []
