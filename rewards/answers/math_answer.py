@@ -34,6 +34,7 @@ _DEEPEST = 6
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'\u2019-]+(?:[ -][^\W\d_]['\u2019\w-]*)*")
 _IN_BASE = re.compile(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]+)\s*\}?")
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}|(?<![^\W\d_])(?:yes|no)(?![^\W\d_])", re.IGNORECASE)
+_OPPOSITES = re.compile(r"(?:yes|no){2}|(?:true|false){2}|(?:odd|even){2}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _NO_SIGNS = re.compile(r"[^\W\d_](?:[^\W\d_]|['\u2019 ,.-])*")
 _CLOSES = {"(": ")", "[": "]", "\\langle": "\\rangle"}
@@ -82,14 +83,14 @@ def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
             return _same(wanted, end)
         if likely:
             return _same(wanted, likely)
-    if likely:
-        if found.certainty == "perhaps" and end and not _LONG_WORD.search(_COMMAND.sub("", end)):
-            return _same(wanted, end)  # One answer alone: what is stated last.
-        if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
-            return True
-    if end and _same(wanted, end):
-        return True
-    return formula.found_in(found.around, wanted)
+    # Of two others what is stated last, where it may be an answer.
+    words = "".join(_plain_words(unwrap_text(each)) for each in (wanted, end))
+    is_plain = _is_numeric(end) or not _LONG_WORD.search(_COMMAND.sub("", end))
+    is_last = likely and end and found.certainty == "perhaps" and is_plain
+    if is_last or _OPPOSITES.fullmatch(words):
+        return _same(wanted, end)
+    said = (likely, likely.rstrip("!"), end)
+    return any(_same(wanted, each) for each in said) or formula.found_in(found.around, wanted)
 
 
 def _is_numeric(text: str) -> bool:

@@ -166,8 +166,14 @@ def test_no_text_is_an_error(text: str, answer: str) -> None:
 
 
 def test_one_answer_alone() -> None:
-    text = "I guess **x+1**, or it is x+2"
-    assert [is_right(text, answer) for answer in ("x+1", "x+2")].count(True) == 1
+    for text, answers in (
+        ("I guess **x+1**, or it is x+2", ("x+1", "x+2")),
+        (r"It is $\sqrt{25}$. So there are 7 apples", ("5", "7")),
+        ("It is **yes**. It is no", ("Yes", "No")),
+        ("**True**, or perhaps it is false.", ("True", "False")),
+        ("The sum is **odd**. No: it is even", (r"\text{odd}", r"\text{even}")),
+    ):
+        assert [is_right(text, answer) for answer in answers].count(True) == 1
 
 
 @pytest.mark.parametrize(
