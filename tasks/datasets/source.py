@@ -26,7 +26,7 @@ from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
 from tasks.procedural.turn_tasks import FIRST_DIGIT, HIDDEN_LETTER, PRODUCTS
-from tasks.rows import TaskRow, files_of, prompt_hash, question_of
+from tasks.rows import TaskRow, files_of, images_in, prompt_hash, question_of
 
 PROCEDURAL_TASKS = {
     task.name: task
@@ -188,19 +188,18 @@ def split_by_hash(rows: list[TaskRow], fraction: float) -> tuple[list[TaskRow], 
     return training, [row for row in rows if prompt_hash(row.prompt) < bound]
 
 
-def load_dataset_source(task: DatasetConfig, seed: int) -> DatasetSource:
-    """Read the file or files of a dataset task and split them.
-
-    Training rows whose prompt also stands in `eval_path` are left out of training.
-    """
+def _split(task: DatasetConfig) -> tuple[list[TaskRow], list[TaskRow]]:
+    """(rows for training, held out) of a dataset's files; some prompts may be in both."""
     rows = _read(task, task.path, task.limit)
     if task.eval_path is None:
-        training, evaluation = split_by_hash(rows, task.eval_fraction)
-    else:
-        evaluation = _read(task, task.eval_path, None)
-        held_out = {question_of(row.prompt) for row in evaluation}
-        training = [row for row in rows if question_of(row.prompt) not in held_out]
-    return DatasetSource(training, evaluation, seed=seed)
+        return split_by_hash(rows, task.eval_fraction)
+    return rows, _read(task, task.eval_path, None)
+
+
+def _question(member: str, row: TaskRow) -> tuple[str, str]:
+    """A row's question; a name in two members may be of two images, in a folder each."""
+    plain = row.prompt if row.plain is None else row.plain
+    return member if images_in(plain) else "", question_of(plain)
 
 
 def _read(task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
@@ -245,18 +244,22 @@ def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[TaskRow]]:
 
 
 def build_source(task: TaskConfig, seed: int) -> PromptSource:
-    """The source of a task's configuration. UserError: its data cannot be used."""
-    if task.kind == "mixture":
-        return MixtureSource({name: build_source(t, seed) for name, t in task.datasets.items()})
-    if task.kind == "dataset":
-        return load_dataset_source(task, seed)
-    sizes = PromptSizes(task.min_terms, task.max_terms, task.tail_exponent)
-    made = (
-        asking(task.questions, blank=task.blank)
-        if task.kind == "shapes"
-        else PROCEDURAL_TASKS[task.kind]
-    )
-    return ProceduralSource(made, sizes, seed=seed)
+    """The source of a task's configuration; no member trains what one of them holds out.
+    UserError: its data cannot be used."""
+    found = {name: _split(t) for name, t in members(task).items() if t.kind == "dataset"}
+    held_out = {_question(name, row) for name, (_, rows) in found.items() for row in rows}
+    sources: dict[str, PromptSource] = {}
+    for name, member in members(task).items():
+        if member.kind == "dataset":
+            training = [row for row in found[name][0] if _question(name, row) not in held_out]
+            sources[name] = DatasetSource(training, found[name][1], seed=seed)
+            continue
+        made = PROCEDURAL_TASKS[member.kind]
+        if member.kind == "shapes":
+            made = asking(member.questions, blank=member.blank)
+        sizes = PromptSizes(member.min_terms, member.max_terms, member.tail_exponent)
+        sources[name] = ProceduralSource(made, sizes, seed=seed)
+    return MixtureSource(sources) if task.kind == "mixture" else sources[""]
 
 
 def image_files(task: TaskConfig, row: TaskRow, *, check: bool = False) -> list[bytes]:

@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from headrace.config.sections.task import (
     ChainSumsConfig,
     DatasetConfig,
     GraphWalkConfig,
+    MixtureConfig,
     ShiftRegisterConfig,
     StraightLineConfig,
     TrackingConfig,
@@ -29,7 +32,7 @@ from tasks.procedural.graph_walk import score
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import solve
-from tasks.rows import TaskRow
+from tasks.rows import Message, TaskRow, question_of
 
 
 def rows(count: int) -> list[TaskRow]:
@@ -43,7 +46,7 @@ def test_rows_of_one_id_are_told_apart() -> None:
     assert [row.id for row in twice.evaluation] == ["r0#3"]
 
 
-def write_file(path: Path, prompts: list[str]) -> str:
+def write_file(path: Path, prompts: Sequence[str | list[Message]]) -> str:
     path.write_text("".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in prompts))
     return str(path)
 
@@ -175,6 +178,42 @@ def test_a_dataset_split_by_hash(tmp_path: Path) -> None:
     assert held_out
     assert seen.isdisjoint(held_out)
     assert seen | held_out == {f"p{i}" for i in range(200)}
+
+
+def test_a_prompt_in_both_forms_stands_on_one_side(tmp_path: Path) -> None:
+    texts = [f"p{i}" for i in range(200)]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    path = write_file(tmp_path / "both.jsonl", [*texts, *chats])
+    source = build_source(DatasetConfig(kind="dataset", path=path, eval_fraction=0.3), seed=0)
+    held_out = {question_of(row.prompt) for row in source.eval_rows(999)}
+    seen = {question_of(row.prompt) for row in source.training_rows(999)}
+    assert held_out
+    assert seen == set(texts) - held_out
+
+
+def test_a_member_trains_no_prompt_that_another_one_holds_out(tmp_path: Path) -> None:
+    def member(name: str, train: list[Any], held_out: list[Any], **keys: Any) -> DatasetConfig:
+        (tmp_path / name).mkdir()
+        files = [
+            write_file(tmp_path / name / f"{side}.jsonl", prompts)
+            for side, prompts in (("train", train), ("eval", held_out))
+        ]
+        return DatasetConfig(kind="dataset", path=files[0], eval_path=files[1], **keys)
+
+    image = {"type": "image", "image": "1.png"}
+    drawn = [{"role": "user", "content": [image, {"type": "text", "text": "how many?"}]}]
+    task = MixtureConfig(
+        kind="mixture",
+        datasets={
+            "one": member("one", ["p1", "p2", "p3", drawn], ["q1"]),
+            "two": member("two", ["p2", "q1"], ["p1", drawn], prompt_template="{prompt}!"),
+        },
+    )
+    source = build_source(task, seed=0)
+    asked = [row.prompt for row in source.training_rows(9)]
+    # An image of that name is another one in another folder.
+    assert sorted(map(str, asked)) == sorted(map(str, ["p2", "p3", drawn, "p2!"]))
+    assert len(source.eval_rows(9)) == 3
 
 
 def test_nothing_left_to_train_on(tmp_path: Path) -> None:
