@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from headrace.data.media import image_bytes
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt
-from tasks.rows import files_of, images_in, prompt_hash, with_images
+from tasks.rows import files_of, images_in, prompt_hash, question_of, with_images
 
 _PARTS = 10_000
 
@@ -103,7 +103,8 @@ def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[
     """Hold out this share of prompts, by their hash; UserError for an empty side."""
     bound = round(fraction * _PARTS)
     held = [one for one in examples if prompt_hash(one.prompt) % _PARTS < bound]
-    kept = [one for one in examples if prompt_hash(one.prompt) % _PARTS >= bound]
+    asked = {question_of(one.prompt) for one in held}
+    kept = [one for one in examples if question_of(one.prompt) not in asked]
     if not held or not kept:
         raise UserError(
             f"data.eval_fraction = {fraction:g} holds out {len(held)} of {len(examples)} examples; "

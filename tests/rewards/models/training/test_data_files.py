@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
+from rewards.models.encoding import Prompt
 from rewards.models.training.data_files import (
     GroupAnswer,
     pairs_of,
@@ -16,6 +17,7 @@ from rewards.models.training.data_files import (
     rows,
 )
 from rewards.models.training.examples import PreferencePair, split
+from tasks.rows import question_of
 
 CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
 
@@ -107,6 +109,10 @@ def test_a_prompt_is_on_one_side() -> None:
     found = split(pairs, fraction=0.2)
     assert len(found.training) + len(found.held_out) == 200
     assert not {p.prompt for p in found.training} & {p.prompt for p in found.held_out}
+    chats: list[Prompt] = [[{"role": "user", "content": f"prompt {i}"}] for i in range(40)]
+    both = split([*pairs, *(PreferencePair(chat, "a", "b") for chat in chats)], fraction=0.2)
+    learned = {question_of(one.prompt) for one in both.training}
+    assert learned.isdisjoint(question_of(one.prompt) for one in both.held_out), "text and chat"
     with pytest.raises(UserError, match="holds out 0 of 1"):
         split(pairs[:1], fraction=0.01)
 
