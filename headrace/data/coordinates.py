@@ -36,7 +36,8 @@ def pairwise_iou(first: Sequence[Box], second: Sequence[Box]) -> Floats:
     a, b = (np.where(_are_boxes(x)[..., None], x, 0.0) for x in (a, b))
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
     shared = np.prod(np.maximum(sides, 0.0), axis=-1)
-    union = _area(a) + _area(b) - shared
+    one, other = (np.prod(x[..., 2:] - x[..., :2], axis=-1) for x in (a, b))
+    union = one + other - shared
     found: Floats = np.divide(shared, union, out=np.zeros(shape), where=union > 0)
     return found
 
@@ -58,19 +59,22 @@ def mean_iou(given: Sequence[Box], wanted: Sequence[Box]) -> float:
 
 def to_grid(
     pixels: Sequence[float], size: tuple[float, float], largest: float = GRID
-) -> tuple[int, ...]:
-    """Return pixels `x, y, ...` of an image of (width, height) on a grid from 0 to `largest`."""
-    return tuple(math.floor(p / size[i % 2] * largest + 0.5) for i, p in enumerate(pixels))
+) -> tuple[float, ...]:
+    """Return pixels `x, y, ...` of an image of (width, height) on a grid from 0 to `largest`,
+    in whole steps if it is above 1; a box's side of less than one has the steps that it touches."""
+    exact = [p / size[i % 2] * largest for i, p in enumerate(pixels)]
+    if largest <= 1:
+        return tuple(exact)
+    found = [math.floor(place + 0.5) for place in exact]
+    for i in range(len(found) - 2):
+        if found[i] == found[i + 2]:
+            found[i], found[i + 2] = math.floor(exact[i]), math.ceil(exact[i + 2])
+    return tuple(found)
 
 
 def _are_boxes(boxes: Floats) -> npt.NDArray[np.bool_]:
     proper = (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
     found: npt.NDArray[np.bool_] = proper & np.isfinite(boxes).all(-1)
-    return found
-
-
-def _area(boxes: Floats) -> Floats:
-    found: Floats = np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1)
     return found
 
 

@@ -31,6 +31,8 @@ def test_iou(first: Box, second: Box, expected: float) -> None:
 def test_places_on_the_grid() -> None:
     assert to_grid((320, 120), (640, 480)) == (500, 250)
     assert to_grid((0, 0, 640, 480), (640, 480)) == (0, 0, 999, 999)
+    assert to_grid((100, 200, 101, 203), (4000, 4000)) == (24, 50, 26, 51)
+    assert to_grid((160, 120, 320, 240), (640, 480), 1) == (0.25, 0.25, 0.5, 0.5)
 
 
 def test_boxes_are_matched_as_well_as_they_can_be() -> None:

@@ -75,6 +75,14 @@ def test_a_small_grid_a_column_and_pixels() -> None:
     assert judged(grid, "0,2,1,5", "", boxes=[0, 2, 1, 4]).reward == 0.0
     pixels = verifier("box", size_column="size")
     assert judged(pixels, "0,0,500,250", "[0, 0, 320, 120]", size=[640, 480]).reward == 1.0
+    # A box that is smaller than a step of the grid can be named.
+    small, large = "[100, 200, 101, 203]", [4000, 4000]
+    assert judged(pixels, "24,50,26,51", small, size=large).reward == 1.0
+    assert judged(pixels, "25,50,26,51", small, size=large).reward == pytest.approx(0.5)
+    shares = verifier("box", size_column="size", largest=1)
+    quarter = "[160, 120, 320, 240]"
+    assert judged(shares, "0.25,0.25,0.5,0.5", quarter, size=[640, 480]).reward == 1.0
+    assert judged(shares, "0,0,1,1", quarter, size=[640, 480]).reward == pytest.approx(1 / 16)
     with pytest.raises(ValueError, match=r"\[width, height\]"):
         judged(pixels, "0,0,1,1", "[0, 0, 320, 120]", size=[640, 0])
 
