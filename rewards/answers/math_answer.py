@@ -77,18 +77,15 @@ def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
         return chosen == choice[0]
     likely, end = tidy(found.answer), tidy(stated_value(found.around))
-    # One answer alone: the number that is stated last, else the one that is set apart.
-    if all(map(_is_numeric, filter(None, (likely, wanted)))):
-        if found.certainty == "perhaps" and end and _is_numeric(end):
-            return _same(wanted, end)
-        if likely:
-            return _same(wanted, likely)
-    # Of two others what is stated last, where it may be an answer.
+    # One answer alone: what is stated last if it may be one, else the number that is set apart.
+    is_number = _is_numeric(likely) and _is_numeric(wanted)
+    is_plain = likely and not is_number and not _LONG_WORD.search(_COMMAND.sub("", end))
+    is_last = end and found.certainty == "perhaps" and (is_plain or _is_numeric(end))
     words = "".join(_plain_words(unwrap_text(each)) for each in (wanted, end))
-    is_plain = _is_numeric(end) or not _LONG_WORD.search(_COMMAND.sub("", end))
-    is_last = likely and end and found.certainty == "perhaps" and is_plain
     if is_last or _OPPOSITES.fullmatch(words):
         return _same(wanted, end)
+    if is_number:
+        return _same(wanted, likely)
     said = (likely, likely.rstrip("!"), end)
     return any(_same(wanted, each) for each in said) or formula.found_in(found.around, wanted)
 
@@ -227,14 +224,11 @@ def _same_lists(
         if not point and one != other:
             return False
         return _in_order(first.items, second.items, depth)
-    if first.ordered:
-        return second.opening == "" and _in_order(first.items, second.items, depth)
-    if second.ordered:
-        if first.opening:
-            return False
-        return second.opening == "(" and _in_order(first.items, second.items, depth)
-    names, called = names_of(first), names_of(second)
-    if names and not called:
+    if first.ordered or second.ordered:
+        # A point may be given without its parentheses, and stand for items without any.
+        fits = "" in (first.opening, second.opening) and (first.ordered or second.opening == "(")
+        return fits and _in_order(first.items, second.items, depth)
+    if names_of(first) and not names_of(second):
         return _in_order(first.items, second.items, depth)
     return _in_any_order(first.items, second.items, depth)
 
