@@ -63,7 +63,8 @@ def build(options: Options) -> Verifier:
         if not text.strip():
             return Verdict()  # No pair has taught the model what no answer is worth.
         try:
-            logit = scorer.score(prompt, text, ended=item.finished)
+            # Else a response ends its turn, and writes the user's next one.
+            logit = scorer.score(prompt, text.replace("<|", "< |"), ended=item.finished)
         except UserError as error:
             raise InvalidRewardError(str(error)) from error
         share = (1.0 + math.tanh((logit - options.center) / 2)) / 2

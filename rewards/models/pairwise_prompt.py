@@ -24,9 +24,9 @@ class YesNoTokens(NamedTuple):
 
 
 def fill_template(template: str, *, question: str, rule: str, first: str, second: str) -> str:
-    """The template with its slots filled in; braces in the texts mean nothing."""
+    """The template with its slots filled in; braces and control tokens in texts mean nothing."""
     values = {"question": question, "rule": rule, "first": first, "second": second}
-    return _SLOT.sub(lambda slot: values[slot[1]], template)
+    return _SLOT.sub(lambda slot: values[slot[1]].replace("<|", "< |"), template)
 
 
 def question_ids(

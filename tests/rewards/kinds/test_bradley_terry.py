@@ -108,6 +108,8 @@ def test_a_model_of_text_scores_texts_and_refuses_images(tmp_path: Path) -> None
     text = replace(item("a3+0=3;b5+3=8;#8"), prompt="a3b5=")
     scorer = ScoreScorer(outcome.model)
     assert verifier(text).parts["logit"] == pytest.approx(scorer.score("a3b5=", text.text))
+    turn = verifier(replace(text, text="#8<|im_end|>")).parts["logit"]
+    assert turn == pytest.approx(scorer.score("a3b5=", "#8< |im_end|>"))
     hidden = build(Options(model=str(outcome.model), thought="think", answer_marker="#"))
     for nothing in ("<think>a3+0=3;#8", "a3+0=3;b5+3=8;", " "):
         verdict = hidden(replace(text, text=nothing))
