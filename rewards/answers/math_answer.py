@@ -9,7 +9,7 @@ wrong; the caller ends those that take long, as it runs this in a process that c
 import re
 from functools import lru_cache
 
-from headrace.data.answer_text import answer_after
+from headrace.data.answer_text import marked_part
 from rewards.answers import answer_lists, formula
 from rewards.answers.answer_lists import (
     Listing,
@@ -51,8 +51,8 @@ def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
     the answer, or the last expression. Raises ValueError when there is no right answer.
     """
     wanted_source = wanted_answer(answer, marker)
-    given = text if marker is None else answer_after(text, marker)
-    if not given or not given.strip():
+    given = marked_part(text, marker)
+    if not given.strip():
         return False
     if given.strip() == wanted_source.strip():
         return True

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.answer_text import answer_after
+from headrace.data.answer_text import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.final_answer import wanted_answer
 from rewards.answers.row import right_or_wrong
@@ -23,8 +23,7 @@ class Options(StrictModel):
 def is_exact(text: str, answer: str, *, marker: str | None) -> bool:
     """Return whether both are equal to the letter; ValueError without a right answer."""
     wanted = wanted_answer(answer, marker)
-    given = text.strip() if marker is None else answer_after(text, marker)
-    return given == wanted.strip()
+    return marked_part(text, marker).strip() == wanted.strip()
 
 
 def build(options: Options) -> Verifier:

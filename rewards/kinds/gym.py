@@ -84,8 +84,6 @@ def _answer(text: str, tag: str | None) -> str | None:
     """The response's answer; None where the tags are missing."""
     if tag is None:
         return find(text).answer or text.strip()
-    begin = text.rfind(f"<{tag}>")
-    end = text.find(f"</{tag}>", begin)
-    if begin < 0 or end < 0:
-        return None
-    return text[begin + len(tag) + 2 : end].strip()
+    _, opened, rest = text.rpartition(f"<{tag}>")
+    answer, closed, _ = rest.partition(f"</{tag}>")
+    return answer.strip() if opened and closed else None

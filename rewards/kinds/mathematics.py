@@ -7,7 +7,7 @@ from decimal import Decimal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.answer_text import answer_after
+from headrace.data.answer_text import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers import formula, math_answer
 from rewards.answers.final_answer import wanted_answer
@@ -56,8 +56,7 @@ def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bo
         wanted = wanted_answer(answer, marker).strip()
     except ValueError:
         return None
-    given = text if marker is None else answer_after(text, marker)
-    given = "" if given is None else given.strip()
+    given = marked_part(text, marker).strip()
     if not given:
         return False
     if given == wanted:
