@@ -84,7 +84,7 @@ def build(options: Options) -> Verifier:
         contest = read_contest(columns, most=options.max_tests)
         if contest is None:
             return _verdict(run(program_of(item.prompt, item.text, columns)), options)
-        code = code_of(item.text, contest.function, "Solution")
+        code = code_of(item.text, contest.function, contest.function and "Solution")
         if contest.function is not None:
             return _verdict(run(function_program(code, contest, _defines)), options)
         done = run_contest(code, contest, run, seconds=options.seconds, to_end=options.partial)
