@@ -43,9 +43,9 @@ class SessionData:
 
 
 def clean_list(ranked: RankedList) -> tuple[RankedList, str]:
-    """Return the list without empty and repeated candidates, and what it lacks for training or
-    measurement; "" where it lacks nothing."""
-    unique = dict(zip(ranked.candidates[::-1], ranked.labels[::-1], strict=True))
+    """Return the list without empty and repeated candidates, whose highest label counts, and what
+    it lacks for training or measurement; "" where it lacks nothing."""
+    unique = {c: label for label, c in sorted(zip(ranked.labels, ranked.candidates, strict=True))}
     candidates = tuple(c for c in dict.fromkeys(ranked.candidates) if c.strip())
     labels = tuple(unique[c] for c in candidates)
     lacks = "" if any(label > 0 for label in labels) else "without_relevant"

@@ -50,12 +50,13 @@ def test_what_says_nothing_is_left_out_and_counted(tmp_path: Path) -> None:
         LIST | {"labels": [0, 0]},
         LIST | {"query": " "},
         LIST | {"candidates": ["e", "f", "e"], "labels": [1, 0, 0]},
+        LIST | {"candidates": ["e", "f", "e"], "labels": [0, 0, 1]},
     ]
     left_out: Counter[str] = Counter()
     found = list(read_lists(written(tmp_path, *rows), left_out))
-    assert [ranked.candidates for ranked in found] == [("e", "f g"), ("e", "f")]
-    assert found[1].labels == (1, 0)
-    assert left_out == {"without_relevant": 1, "without_query": 1, "repeated_candidates": 1}
+    assert [ranked.candidates for ranked in found] == [("e", "f g"), ("e", "f"), ("e", "f")]
+    assert found[1].labels == found[2].labels == (1, 0)
+    assert left_out == {"without_relevant": 1, "without_query": 1, "repeated_candidates": 2}
     empty = written(tmp_path, {"history": []}, {"history": [{"query": "", "clicked": ""}]})
     with pytest.raises(UserError, match="nothing to learn from"):
         read_sessions(empty, written(tmp_path, LIST, name="b.jsonl"), str(tmp_path / "b.jsonl"))
