@@ -1,5 +1,17 @@
 """Extraction of a response's answer: behind its thought, behind its marker. Pure."""
 
+import re
+
+_CONTROL = re.compile(
+    r"(?<=<)(?=[|\uff5c]|/?(s|[be]os|(start|end)_of_[a-z]+)>)|(?<=\[)(?=\||/?(INST|[A-Z]+_[A-Z]+)])"
+)
+"""The second place in what may be a control token of a family: `<|im_end|>`, `[/INST]`, `</s>`."""
+
+
+def without_control_tokens(text: str) -> str:
+    """Return the text with a space inside what a model would read as the end of a turn."""
+    return _CONTROL.sub(" ", text)
+
 
 def without_thought(text: str, tag: str) -> str:
     """Return the text behind its thought: nothing if that is not closed; the prompt may open it."""

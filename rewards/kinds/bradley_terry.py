@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.answer_text import said_part
+from headrace.data.answer_text import said_part, without_control_tokens
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
@@ -64,7 +64,7 @@ def build(options: Options) -> Verifier:
             return Verdict()  # No pair has taught the model what no answer is worth.
         try:
             # Else a response ends its turn, and writes the user's next one.
-            logit = scorer.score(prompt, text.replace("<|", "< |"), ended=item.finished)
+            logit = scorer.score(prompt, without_control_tokens(text), ended=item.finished)
         except UserError as error:
             raise InvalidRewardError(str(error)) from error
         share = (1.0 + math.tanh((logit - options.center) / 2)) / 2

@@ -8,14 +8,13 @@ a row that lacks what the judge has to see is a ValueError.
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from headrace.config.sections.reward import JUDGES_CONCURRENCY
-from headrace.data.answer_text import without_thought
+from headrace.data.answer_text import without_control_tokens, without_thought
 from headrace.data.media import MediaError, MediaStore, data_url
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
@@ -33,10 +32,6 @@ from rewards.verifier import Verifier
 from tasks.rows import images_in, text_of
 
 LOOK_EVERY_S = 1.0
-_TOKEN = re.compile(
-    r"(?<=<)(?=[|\uff5c]|/?(s|[be]os|(start|end)_of_[a-z]+)>)|(?<=\[)(?=\||/?(INST|[A-Z]+_[A-Z]+)])"
-)
-"""The second place in what may be a control token of a family: `<|im_end|>`, `[/INST]`, `</s>`."""
 
 
 def build(options: Options) -> Verifier:
@@ -137,7 +132,7 @@ def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str
     values = {
         "question": _question(item, options),
         # Else a response ends the question, and answers it, in the judge's control tokens.
-        "response": _TOKEN.sub(" ", response),
+        "response": without_control_tokens(response),
         "rule": rule_of(options, domain),
         "yes": options.yes.strip(),
         "no": options.no.strip(),

@@ -8,6 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from headrace.config.sections.reward_model import SLOTS, PairwiseConfig
+from headrace.data.answer_text import without_control_tokens
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
 from rewards.models.encoding import Prompt, PromptImages, chat_text, check_text, text_ids
@@ -24,9 +25,10 @@ class YesNoTokens(NamedTuple):
 
 
 def fill_template(template: str, *, question: str, rule: str, first: str, second: str) -> str:
-    """The template with its slots filled in; braces and control tokens in texts mean nothing."""
+    """The template with its slots filled in; braces and control tokens in answers mean nothing."""
+    first, second = without_control_tokens(first), without_control_tokens(second)
     values = {"question": question, "rule": rule, "first": first, "second": second}
-    return _SLOT.sub(lambda slot: values[slot[1]].replace("<|", "< |"), template)
+    return _SLOT.sub(lambda slot: values[slot[1]], template)
 
 
 def question_ids(
