@@ -249,7 +249,7 @@ def _files(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[Fac
         Fact("weights", round((KEPT_VERSIONS + 1) * version / GIB, 2), "GiB", weights),
         Fact(
             "checkpoint", round(checkpoint_bytes(config, shape) / GIB, 2), "GiB",
-            f"about, on disk; the last {last} and the best stay, and one more while it is written",
+            f"about, on disk; the last {last} stay, and one more while it is written",
         ),
     ]  # fmt: skip
 

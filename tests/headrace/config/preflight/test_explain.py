@@ -138,6 +138,7 @@ def test_the_room_that_files_take(make_config: Make, free: int, place: str) -> N
     found = {fact.name: fact for fact in memory_facts(config, BILLION, machine)}
     assert (found["weights"].value, found["checkpoint"].value) == (7.45, 13.04)
     assert place in found["weights"].meaning
+    assert "the last 2 stay, and one more" in found["checkpoint"].meaning
 
 
 def test_a_trajectory_that_fits_a_micro_batch_shares_it(make_config: Make) -> None:
