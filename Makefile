@@ -41,10 +41,10 @@ lint: setup  ## ruff and import-linter
 types: setup  ## mypy
 	@$(RUN)/mypy
 
-docs: setup  ## check that links and named files in the documentation exist
+docs: setup  ## check the links of the documentation and its generated pages
 	@$(RUN)/python scripts/docs.py
 
-bench: setup  ## one benchmark: make bench NAME=generator (all names: headrace bench --help)
+bench: setup  ## one benchmark: make bench NAME=generator (all names: headrace bench)
 	@$(RUN)/headrace bench $(NAME) $(ARGS)
 
 # Names are modules; `make mutants` alone goes on where it was. The same draws every time.

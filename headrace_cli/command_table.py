@@ -356,7 +356,7 @@ COMMANDS = {
     ),
     "sink": CommandSpec(
         "data.sink.sink",
-        "stream a run's metrics to TensorBoard, Trackio or a file",
+        "stream a run's metrics to TensorBoard, Trackio, wandb, MLflow or a file",
         "headrace sink latest tensorboard --out boards/first",
         "run root",
         {
