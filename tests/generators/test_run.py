@@ -139,9 +139,9 @@ def test_the_scripted_engine_imports_no_library_of_models(model_folder: Path) ->
     assert done.stdout.strip() == "[]"
 
 
-async def test_a_context_that_is_too_short_ends_with_exit_code_2(model_folder: Path) -> None:
+async def test_a_folder_without_a_model_ends_with_exit_code_2(model_folder: Path) -> None:
     config = make_config(model_folder, "torch").model_dump(mode="json")
-    config["task"]["max_response_length"] = 10_000
+    config["model"]["path"] = str(model_folder / "none")
     coordinator = ScriptedCoordinator(RunConfig.model_validate(config).model_dump_json())
     server = asyncio.create_task(coordinator.serve())
     process = await start_generator(coordinator)
