@@ -115,7 +115,7 @@ def response_pages(
             for page in _pages(chunks, ends, last, most_tokens, most_rows):
                 yield _flat(page)
             waiting = [chunks.filter(pa.array(ends > last))]
-            tokens = -len(waiting[0].column("token_ids").flatten())  # as many come before the next copy
+            tokens = -len(waiting[0].column("token_ids").flatten())  # as many come before a copy
         if last >= final:
             return
 
