@@ -1,8 +1,8 @@
 """Environment worker: `python -m environments.run --connect ADDR --name NAME`.
 
 In: the command line (also `--curve-keys DIR`), and the configuration from the coordinator's
-Welcome. Out: exit code 0 (done), 2 (the user's mistake), 1 (ours), 130 (interrupted). Logs go to
-stderr.
+Welcome. Out: exit code 0 (done), 2 (the user's mistake), 1 (ours), 130 (Ctrl-C), 143 (SIGTERM).
+Logs go to stderr.
 """
 
 import os
