@@ -33,7 +33,7 @@ _DEEPEST = 6
 
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'\u2019-]+(?:[ -][^\W\d_]['\u2019\w-]*)*")
 _IN_BASE = re.compile(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]+)\s*\}?")
-_LONG_WORD = re.compile(r"[^\W\d_]{4,}|(?<![^\W\d_])(?:yes|no)(?![^\W\d_])", re.IGNORECASE)
+_LONG_WORD = re.compile(r"[^\W\d_]{4,}|(?<![^\W\d_])(?:yes|no|odd)(?![^\W\d_])", re.IGNORECASE)
 _OPPOSITES = re.compile(r"(?:yes|no){2}|(?:true|false){2}|(?:odd|even){2}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _NO_SIGNS = re.compile(r"[^\W\d_](?:[^\W\d_]|['\u2019 ,.-])*")
@@ -77,14 +77,14 @@ def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
         return chosen == choice[0]
     likely, end = tidy(found.answer), tidy(stated_value(found.around))
-    # One answer alone: what is stated last if it may be one, else the number that is set apart.
+    # One answer alone: what is stated last if it may be one, else what is set apart.
     is_number = _is_numeric(likely) and _is_numeric(wanted)
     is_plain = likely and not is_number and not _LONG_WORD.search(_COMMAND.sub("", end))
     is_last = end and found.certainty == "perhaps" and (is_plain or _is_numeric(end))
-    words = "".join(_plain_words(unwrap_text(each)) for each in (wanted, end))
-    if is_last or _OPPOSITES.fullmatch(words):
+    if is_last:
         return _same(wanted, end)
-    if is_number:
+    words = "".join(_plain_words(unwrap_text(each)) for each in (likely, end))
+    if is_number or _OPPOSITES.fullmatch(words):
         return _same(wanted, likely)
     said = (likely, likely.rstrip("!"), end)
     return any(_same(wanted, each) for each in said) or formula.found_in(found.around, wanted)

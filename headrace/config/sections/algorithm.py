@@ -36,7 +36,7 @@ class EgaeConfig(StrictModel):
 
     whiten_by_act: bool = False
     """Whiten the turns of each act apart, such as answers and verdicts (PAG); the environment names
-    acts. Goes with `turns = "turn"`."""
+    acts. Goes with `turns = "turn"` and `whiten`."""
 
     clamp: float | None = Field(default=10.0, gt=0)
     """Bound of the advantage's absolute value. None: no bound."""

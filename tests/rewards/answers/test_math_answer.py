@@ -174,6 +174,8 @@ def test_one_answer_alone() -> None:
         ("The sum is **odd**. No: it is even", (r"\text{odd}", r"\text{even}")),
     ):
         assert [is_right(text, answer) for answer in answers].count(True) == 1
+    for said, other in (("odd", "even"), ("even", "odd")):
+        assert is_right(f"**{said}**, since its successor is {other}", said)
 
 
 @pytest.mark.parametrize(
