@@ -4,6 +4,8 @@ test is said where it is skipped.
 """
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from headrace.config.estimates.model_shape import model_shape
 from headrace.host.hardware import detect
 from headrace.host.install import dependency_version
 from learner.device import claim_memory
-from tests.integration.runs import PLAIN, REPOSITORY, Run, headrace
+from tests.integration.runs import PLAIN, REPOSITORY, Run
 from tests.learner.recorded import run_config, save_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -44,8 +46,9 @@ def start(tmp_path: Path) -> Iterator[list[Run]]:
 
 
 def trained(start: list[Run], root: Path, *overrides: str, recipe: Path | None = None) -> None:
-    """A run of two updates on GPUs ended well; without a `recipe`, of a small quickstart."""
-    run = Run(root, *TWO_STEPS, "learner.device=cuda", *overrides, recipe=recipe)
+    """A run of two updates on GPUs ended well; without a `recipe`, of a small quickstart. It starts
+    cold: `warm_roles` hides GPUs from the imports that it shares, and DeepSpeed asks then."""
+    run = Run(root, *TWO_STEPS, "learner.device=cuda", *overrides, cold=True, recipe=recipe)
     start.append(run)
     assert run.wait(800) == 0, run.text()
     assert run.applied() == 2
@@ -81,10 +84,12 @@ def test_a_student_and_its_teacher(start: list[Run], tmp_path: Path) -> None:
 
 @needs(1, vllm=False)
 def test_fine_tuning(tmp_path: Path) -> None:
-    done = headrace(
-        "sft", str(RECIPES / "sft" / "cold-start.toml"), "engine.device=cuda", "training.steps=4",
-        "training.batch=8", "data.examples=200", "data.eval_limit=16", "--root", str(tmp_path),
-    )  # fmt: skip
+    command = [
+        sys.executable, "-m", "headrace", "sft", str(RECIPES / "sft" / "cold-start.toml"),
+        "engine.device=cuda", "training.steps=4", "training.batch=8", "data.examples=200",
+        "data.eval_limit=16", "--root", str(tmp_path),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
