@@ -17,6 +17,7 @@ from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.host.hardware import detect
 from headrace.host.install import dependency_version
+from headrace.run_files.update_log import read_applied
 from learner.device import claim_memory
 from tests.integration.runs import PLAIN, REPOSITORY, Run
 from tests.learner.recorded import run_config, save_tiny_model
@@ -45,13 +46,15 @@ def start(tmp_path: Path) -> Iterator[list[Run]]:
         run.end()
 
 
-def trained(start: list[Run], root: Path, *overrides: str, recipe: Path | None = None) -> None:
+def trained(
+    start: list[Run], root: Path, *overrides: str, recipe: Path | None = None, ranks: int = 1
+) -> None:
     """A run of two updates on GPUs ended well; without a `recipe`, of a small quickstart. It starts
     cold: `warm_roles` hides GPUs from the imports that it shares, and DeepSpeed asks then."""
     run = Run(root, *TWO_STEPS, "learner.device=cuda", *overrides, cold=True, recipe=recipe)
     start.append(run)
     assert run.wait(800) == 0, run.text()
-    assert run.applied() == 2
+    assert [line.update for _, line in read_applied(run.run_dir)] == [1, 2] * ranks
 
 
 @needs(1, vllm=False)
@@ -117,7 +120,7 @@ def test_vllm_and_the_learner_on_one_card(
     ids=["ZeRO 2", "ZeRO 3", "ZeRO 2 with offload", "ZeRO 3 with offload"],
 )
 def test_two_learner_ranks(start: list[Run], tmp_path: Path, more: tuple[str, ...]) -> None:
-    trained(start, tmp_path, "learner.ranks=2", *more)
+    trained(start, tmp_path, "learner.ranks=2", *more, ranks=2)
 
 
 @needs(2)
