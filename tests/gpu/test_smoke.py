@@ -39,7 +39,9 @@ def needs(cards: int, *, vllm: bool = True) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[list[Run]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Run]]:
+    # Left by an engine with hot tokens in this process; a user's vLLM chooses its runner by itself.
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     runs: list[Run] = []
     yield runs
     for run in runs:
