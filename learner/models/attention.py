@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = {
     "output_hidden_states",
 }  # fmt: skip
 WIDEST_HEAD = 256
-"""FlashAttention's maximum width of a head."""
+"""FlashAttention's maximum width of a head, which is one for queries, keys and values."""
 
 
 class _PadRows(torch.autograd.Function):
@@ -105,8 +105,8 @@ def packed_attention(
     explicit = query.device.type == "cpu" and dtype == torch.bfloat16
     # [T, heads, d] each.
     packed = [x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value)]
-    half = dtype in (torch.bfloat16, torch.float16)
-    if unpadded is None and query.is_cuda and half and query.shape[-1] <= WIDEST_HEAD:
+    half, width = dtype in (torch.bfloat16, torch.float16), query.shape[-1]
+    if unpadded is None and query.is_cuda and half and width == value.shape[-1] <= WIDEST_HEAD:
         unpadded = _flash
     if unpadded is not None and not changed:
         key, value = _keys(module, layout, *packed[1:], chosen=layout.keys_from, own=True)

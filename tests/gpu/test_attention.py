@@ -63,3 +63,17 @@ def test_a_pack_without_padding_is_the_padded_one(name: str, window: int | None)
     assert flash.call_count == 1
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours - theirs).norm() / theirs.norm() < 0.02
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    """As DeepSeek's are, of which FlashAttention takes none."""
+    layout = layout_of([40, 7], device="cuda")
+    q, k, v = (
+        torch.randn(1, 4, 47, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for width in (192, 192, 128)
+    )
+    out, _ = attention.packed_attention(nn.Identity(), q, k, v, None, layout=layout)
+    out.float().sum().backward()
+    assert out.shape == (1, 47, 4, 128)
+    assert v.grad is not None
+    assert v.grad.isfinite().all()

@@ -126,6 +126,25 @@ def test_packed_is_unpacked(
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
+class OnGpu(Tensor):
+    """Says of itself that it is in a GPU's memory."""
+
+    is_cuda = True
+
+
+def test_flash_attention_gets_no_values_narrower_than_keys() -> None:
+    """DeepSeek's are 128 numbers wide, and its keys 192."""
+    layout = layout_of([5, 3])
+    query, key = (torch.randn(1, 2, 8, 16, dtype=torch.bfloat16) for _ in range(2))
+    value = torch.randn(1, 2, 8, 8, dtype=torch.bfloat16)
+    expected, _ = packed_attention(nn.Identity(), query, key, value, None, layout=layout)
+    query = query.as_subclass(OnGpu)
+    with patch("learner.models.attention._flash") as flash:
+        found, _ = packed_attention(nn.Identity(), query, key, value, None, layout=layout)
+    assert not flash.called
+    assert torch.equal(found, expected)
+
+
 def test_a_sliding_window_keeps_nothing_that_grows_with_the_square_of_the_length() -> None:
     length, window = 200, 10
     queries = [torch.randn(1, 2, length, 4, requires_grad=True) for _ in range(3)]
