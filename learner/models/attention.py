@@ -203,14 +203,11 @@ def _fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None
 ) -> Tensor:
     """Attention by torch's fused kernel, causal where there is no `mask`."""
+    if query.is_cuda and query.dtype == torch.float32:  # a GPU's fused kernel shares no keys there
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    shares = query.shape[1] != key.shape[1]
     return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=shares
     )
 
 

@@ -145,6 +145,19 @@ def test_flash_attention_gets_no_values_narrower_than_keys() -> None:
     assert torch.equal(found, expected)
 
 
+def test_a_gpu_in_float32_gets_keys_for_every_head() -> None:
+    """If heads shared keys there, all scores would be in its memory."""
+    layout = layout_of([5, 3])
+    query, key, value = (torch.randn(1, heads, 8, 16) for heads in (4, 2, 2))
+    expected, _ = packed_attention(nn.Identity(), query, key, value, None, layout=layout)
+    fused = nn.functional.scaled_dot_product_attention
+    query = query.as_subclass(OnGpu)
+    with patch("learner.models.attention.scaled_dot_product_attention", wraps=fused) as called:
+        found, _ = packed_attention(nn.Identity(), query, key, value, None, layout=layout)
+    assert [[x.shape[1] for x in call.args] for call in called.call_args_list] == [[4, 4, 4]] * 2
+    torch.testing.assert_close(found.as_subclass(Tensor), expected)
+
+
 def test_a_sliding_window_keeps_nothing_that_grows_with_the_square_of_the_length() -> None:
     length, window = 200, 10
     queries = [torch.randn(1, 2, length, 4, requires_grad=True) for _ in range(3)]
