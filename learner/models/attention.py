@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from headrace.config.estimates.activations import EXPLICIT_LENGTH
 from learner.batching.layout import Layout, PaddedBlock
@@ -74,7 +74,7 @@ def packed_attention(
     Args:
         module: the attention layer; only its number is read, and only where keys are carried.
         query: [1, heads, T, d]. key, value: [1, key heads, T, d]; heads is a multiple of key heads.
-        attention_mask: must be None, as our mask function returns. layout: of the sequences.
+        attention_mask: must be None; transformers builds none for ours. layout: of the sequences.
         scaling: factor of the scores. dropout: must be 0: the learner's forward has to be
         repeatable. sliding_window: maximum number of keys that a query sees, itself included.
         softcap: scores are softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2).
@@ -307,4 +307,3 @@ def _added(block: PaddedBlock, window: int | None, query: Tensor) -> Tensor:
 def register() -> None:
     """Register `ATTENTION` with transformers; calling it again changes nothing."""
     AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, lambda **_: None)

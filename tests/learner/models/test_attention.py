@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
-    AttentionMaskInterface,
     Gemma2Config,
     Gemma2ForCausalLM,
     GptOssConfig,
@@ -86,7 +85,6 @@ def models(
     """The same weights with packed and with transformers' own attention."""
     register()
     AttentionInterface.register(UNPADDED, partial(packed_attention, unpadded=one_by_one))
-    AttentionMaskInterface.register(UNPADDED, lambda **_: None)
     torch.manual_seed(0)
     found = []
     for attention in (UNPADDED if unpadded else ATTENTION, "eager"):
