@@ -9,8 +9,7 @@ averaged, because they come normalised by the whole batch.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
@@ -207,7 +206,7 @@ class DeepSpeedEngine:
     def state(self) -> dict[str, Tensor]:
         """Copy this rank's optimizer state, and float32 master weights if any, to the CPU."""
         tensors = {"steps": torch.tensor(self.steps)}
-        moments = self._adam_state()
+        moments = self._adam.state
         for i, partition in enumerate(self._partitions()):
             if self._zero:
                 tensors[f"{i}.master"] = partition.detach()
@@ -217,7 +216,7 @@ class DeepSpeedEngine:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned, on as many ranks as then (any number at ZeRO 0)."""
-        moments = self._adam_state()
+        moments = self._adam.state
         for i, partition in enumerate(self._partitions()):
             own = {k.partition(".")[2]: x for k, x in tensors.items() if k.startswith(f"{i}.")}
             if "master" in own:
@@ -232,10 +231,6 @@ class DeepSpeedEngine:
         ):
             group["lr"] = base * factor(self.steps)
 
-    def _adam_state(self) -> dict[Tensor, dict[str, Any]]:
-        adam = self.engine.optimizer.optimizer if self._zero else self.engine.optimizer
-        return adam.state
-
     def _partitions(self) -> list[Tensor]:
         """Return the tensors that the optimizer steps on this rank."""
         if self._zero == 3:
@@ -244,14 +239,21 @@ class DeepSpeedEngine:
             return list(self.engine.optimizer.single_partition_of_fp32_groups)
         return self._trained
 
-    @contextmanager
-    def whole_parameters(self) -> Iterator[None]:
-        """Gather all parameters on every rank inside (ZeRO 3 keeps them apart)."""
-        if self._zero < 3:
-            yield
-            return
-        with deepspeed.zero.GatheredParameters(list(self.network.parameters())):
-            yield
+    def whole_state(self, model: nn.Module, *, keep: bool, pin: bool = False) -> dict[str, Tensor]:
+        """Return the state of a part of the network, {} unless `keep`. A collective.
+
+        At ZeRO 3 parameters are copies on the CPU, gathered one by one: no GPU has room for all.
+        `pin`: in page-locked memory, which is faster once it is there, but stays."""
+        whole: dict[int, Tensor] = {}
+        if self._zero == 3:
+            self.engine.optimizer.empty_partition_cache()  # waits for those on their way
+            for x in model.parameters():
+                with deepspeed.zero.GatheredParameters([x]):
+                    if keep:
+                        copy = torch.empty_like(x, device="cpu", pin_memory=pin and x.is_cuda)
+                        whole[id(x)] = copy.copy_(x.detach())
+        state = model.state_dict(keep_vars=True) if keep else {}
+        return {name: whole.get(id(x), x.detach()) for name, x in state.items()}
 
 
 def _zero_stage(config: LearnerConfig) -> int:

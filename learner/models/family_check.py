@@ -118,7 +118,7 @@ def _check_names(shape: Any, config: ModelConfig) -> None:
     for file in Path(config.path).glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             theirs.update(weights.keys())
-    if odd := sorted(set(file_weights(model)) - theirs):
+    if odd := sorted(set(file_weights(model, model.state_dict())) - theirs):
         raise _refusal(
             shape.model_type,
             f"{odd[0]} would be published, and no file in {config.path} has a weight of that name",

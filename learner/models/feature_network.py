@@ -6,8 +6,7 @@ carried keys are never too old; no gradient, no optimizer state.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
@@ -87,7 +86,6 @@ class FeatureEngine:
         self.steps = int(tensors["steps"].item())
         self.head.load_state(dict(tensors))
 
-    @contextmanager
-    def whole_parameters(self) -> Iterator[None]:
-        """Do nothing: every rank holds all parameters."""
-        yield
+    def whole_state(self, model: nn.Module, *, keep: bool, pin: bool = False) -> dict[str, Tensor]:
+        """Return the state of the model, which every rank holds; {} unless `keep`."""
+        return model.state_dict() if keep else {}

@@ -90,13 +90,12 @@ def random_model(kind: Any, shape: Any, *, trust_remote_code: bool) -> PreTraine
     return cast(PreTrainedModel, model)
 
 
-def file_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def file_weights(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a model's weights under the names of its files: tied ones once, adapters merged.
 
-    Some classes hold them under others, or several as one (experts)."""
-    tied = model.all_tied_weights_keys or {}
-    state = {name: weight for name, weight in merged_state(model).items() if name not in tied}
-    return revert_weight_conversion(model, state)
+    Some classes hold them under others, or several as one (experts). `state`: by its own names."""
+    tied, whole = model.all_tied_weights_keys or {}, merged_state(model, state)
+    return revert_weight_conversion(model, {n: x for n, x in whole.items() if n not in tied})
 
 
 def load_policy(

@@ -84,14 +84,14 @@ def _frozen(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, weight) for name, weight in named if not weight.requires_grad]
 
 
-def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights by their names without adapters, W + (alpha / rank) B A where there is one.
+def merged_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's state by its names without adapters, W + (alpha / rank) B A where there is one.
     These are merged in float32 and end on the CPU: a GPU may have no room for a second model."""
     if not hasattr(model, "peft_config"):
-        return model.state_dict()
+        return state
     from peft.tuners.lora import LoraLayer
 
-    state = {_plain(n): x for n, x in model.state_dict().items() if ".lora_" not in n}
+    state = {_plain(n): x for n, x in state.items() if ".lora_" not in n}
     adapted: list[tuple[str, Any]] = [
         (name, layer) for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
     ]

@@ -84,7 +84,8 @@ class ModelSet:
         """Load and build, or UserError; `read_image` returns an image's file by digest."""
         learner = config.learner
         self._config, self._device = config, device
-        on_its_own = config.publishes_copies or device.type == "cuda"
+        # At ZeRO 3 whole weights are copies already.
+        on_its_own = (config.publishes_copies or device.type == "cuda") and learner.zero_stage != 3
         self._buffers: dict[str, Tensor] | None = {} if on_its_own else None
         models, self._lora = config.model, learner.lora
         if checkpoint and not self._lora:
@@ -188,16 +189,16 @@ class ModelSet:
                 trained = {"weights": engine.head.weights, "offset": engine.head.offset}
             elif hasattr(self.networks[name], "peft_config"):
                 trained = adapter_weights(self.networks[name])
-            with engine.whole_parameters():
-                state = partial(merged_state, self.networks[name])
-                weights = self._copied(state, None, copy=True)
+            state = engine.whole_state(self.networks[name], keep=not self.place.rank)
+            merged = partial(merged_state, self.networks[name], state)
+            weights = self._copied(merged, None, copy=self._config.learner.zero_stage != 3)
             whole[name] = WholeModel(weights, self._copied(partial(dict, trained), None, copy=True))
         return whole
 
     def ranker_weights(self) -> dict[str, Tensor]:
         """Return the ranker's weights, on rank 0. A collective."""
-        with self.engines[RANKER].whole_parameters():
-            return self._copied(self.networks[RANKER].state_dict, torch.float32)
+        state = self.engines[RANKER].whole_state(self.networks[RANKER], keep=not self.place.rank)
+        return self._copied(partial(dict, state), torch.float32)
 
     def save(self, name: str, folder: Path, model: WholeModel) -> None:
         """Write a model's Hugging Face folder. May be called while this learner trains on."""
@@ -232,12 +233,12 @@ class ModelSet:
         # A CPU without such products samples in float32.
         narrow = narrow and (self._device.type != "cpu" or has_bfloat16())
         wanted = torch.bfloat16 if narrow else None
-        state: Callable[[Any], Mapping[str, Tensor]] = file_weights
+        policy = self.networks[POLICY]
+        state = self.engines[POLICY].whole_state(policy, keep=not self.place.rank, pin=True)
+        named: Callable[[], Mapping[str, Tensor]] = partial(file_weights, policy, state)
         if self._config.learner.published_adapter is not None:
-            state = adapter_weights
-        with self.engines[POLICY].whole_parameters():
-            policy = self.networks[POLICY]
-            return self._copied(partial(state, policy), wanted, self._buffers, update)
+            named = partial(adapter_weights, policy)
+        return self._copied(named, wanted, self._buffers, update)
 
     def _copied(
         self,

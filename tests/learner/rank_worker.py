@@ -124,9 +124,8 @@ def weights_of(engines: list[DeepSpeedEngine]) -> dict[str, torch.Tensor]:
     """All parameters, whole, as they are now."""
     weights = {}
     for i, engine in enumerate(engines):
-        with engine.whole_parameters():
-            for name, p in engine.network.named_parameters():
-                weights[f"{i}.{name}"] = p.detach().clone()
+        for name, x in engine.whole_state(engine.network, keep=True).items():
+            weights[f"{i}.{name}"] = x.clone()
     return weights
 
 

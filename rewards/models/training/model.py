@@ -111,8 +111,7 @@ class RewardModel:
 
     def save(self, folder: Path, run_id: str) -> None:
         """Write the Hugging Face folder and its card."""
-        with self.engine.whole_parameters():
-            weights = weights_of(self.pretrained.state_dict(), dtype=None)
+        weights = weights_of(self.engine.whole_state(self.pretrained, keep=True), dtype=None)
         folder.mkdir(parents=True, exist_ok=True)
         self.pretrained.save_pretrained(folder, state_dict=weights)
         (self._processor or self.tokenizer).save_pretrained(folder)

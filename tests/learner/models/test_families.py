@@ -84,7 +84,7 @@ def test_a_family_is_right_or_refused(name: str, tmp_path: Path) -> None:
     reads = answers()
     found = computed(PolicyNetwork(policy), reads, shares=shares)
     torch.testing.assert_close(found, by_its_own_code(own, reads), rtol=0, atol=1e-4)
-    published = weights_of(file_weights(policy), dtype=None)
+    published = weights_of(file_weights(policy, policy.state_dict()), dtype=None)
     file = load_file(tmp_path / "model.safetensors")
     assert published.keys() == file.keys()
     for key, tensor in file.items():

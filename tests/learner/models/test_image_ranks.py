@@ -54,8 +54,7 @@ def work(folder: Path, out: Path, port: int, rank: int, stage: Stage, freeze: bo
     engine.backward(loss_of(engine, asked, place, has_work=rank == 0), last=True)
     assert engine.step().applied
     engine.load_state(engine.state())
-    with engine.whole_parameters():
-        weights = {n: p.detach().clone() for n, p in network.named_parameters()}
+    weights = {n: x.clone() for n, x in engine.whole_state(network, keep=True).items()}
     save_file(weights, out / f"{rank}.safetensors")
 
 

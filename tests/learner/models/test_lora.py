@@ -97,7 +97,7 @@ def test_merged_weights_are_the_model_with_its_adapter(model: ModelConfig) -> No
     adapted, plain = policy(model), policy(model)
     add_adapters(adapted, ADAPTERS, None)
     shake(adapted)
-    merged = merged_state(adapted)
+    merged = merged_state(adapted, adapted.state_dict())
     assert {n: x.shape for n, x in merged.items()} == {
         n: x.shape for n, x in plain.state_dict().items()
     }
