@@ -2,7 +2,8 @@
 
 For ZeRO 0 to 3: three updates on recorded batches that rank 0 hands out in parts. On one rank and
 two, for ZeRO 0 and 2, further ones up to ten, and, with fresh engines, three of which the second
-has a NaN in the last rank's shard. Writes the weights and what happened into OUT.
+has a NaN in the last rank's shard. At ZeRO 3 as on GPUs: with activation checkpointing, logits in
+parts, and weights that leave after each update. Writes the weights and what happened into OUT.
 """
 
 import json
@@ -46,18 +47,26 @@ ALGORITHM = AlgorithmConfig.model_validate(
 
 
 def updater(
-    model: Path, stage: Stage, rank: int, world: int
+    folder: Path, stage: Stage, rank: int, world: int
 ) -> tuple[Updater, list[DeepSpeedEngine]]:
     """A fresh policy and critic."""
     settings = OptimizerConfig(lr=1e-3, warmup_steps=2, minibatches=2, epochs=2, grad_clip=0.5)
     config = LearnerConfig(
         ranks=world, zero_stage=stage, precision="float32", policy=settings, value=settings
     )
-    models = ModelConfig(path=str(model))
-    policy = PolicyNetwork(load_policy(models, dtype=torch.float32, device=CPU))
-    critic = ValueNetwork(load_critic(models, dtype=torch.float32, device=CPU))
-    engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
+    models = ModelConfig(path=str(folder))
+    loaded = (
+        load_policy(models, dtype=torch.float32, device=CPU),
+        load_critic(models, dtype=torch.float32, device=CPU),
+    )
+    for model in loaded if stage == 3 else ():
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
     place = RankContext(device=CPU, rank=rank, world=world, budget=100, forward_together=stage == 3)
+    policy = PolicyNetwork(loaded[0], logits_chunk=16 if stage == 3 else 4096)
+    policy.most = place.most
+    critic = ValueNetwork(loaded[1])
+    engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
     algorithm = build_algorithm(ALGORITHM, window=16)
     return Updater(algorithm, engines[0], engines[1], config, place), engines
 
@@ -141,7 +150,7 @@ def run_rank(model: Path, out: Path, rank: int, world: int, port: int) -> None:
         for update in range(1, (UPDATES if is_long else EARLY) + 1):
             sent = recorded(update, world, parts=1 + update % 3)
             metrics.append(whole.run(*over_the_relay(relay, sent, rank)).metrics)
-            if update == EARLY:
+            if update == EARLY or stage == 3:
                 save_file(weights_of(engines), out / f"early-{stage}-{rank}.safetensors")
         if not is_long:
             continue
