@@ -86,7 +86,8 @@ class MemoryEstimate:
 
 def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict[str, int]:
     """Return a rank's bytes by part: weights of policy, value model and frozen models, optimizer
-    state unless it is on the host, gradients of the model in training."""
+    state unless it is on the host, gradients of the model in training (at ZeRO 3, which keeps
+    their memory, of all)."""
     learner, ranks = config.learner, config.learner.ranks
     algorithm, critic = config.algorithm, critic_shape(config, shape)
     fits = algorithm.fits_value
@@ -120,7 +121,7 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     return {
         "models": int(held + taught),
         OFFLOADED if offloaded else "optimizers": int(trained * moments),
-        "gradients": int(largest * gradients),
+        "gradients": int((trained if stage >= 3 else largest) * gradients),
     }
 
 

@@ -29,6 +29,8 @@ class ModelShape:
     """Queries and keys have norms of their own (Qwen3)."""
     context: float = math.inf
     """Maximum number of tokens of a sequence, if it is known."""
+    head: int = 0
+    """Numbers of an output layer that is not tied to the embeddings."""
 
     @property
     def query_width(self) -> int:
@@ -52,10 +54,10 @@ class ModelShape:
         return attention + 3 * self.hidden * self.intermediate
 
     def first(self, layers: int | None) -> "ModelShape":
-        """The shape of the model's first layers (None: all)."""
+        """The shape of the model's first layers (None: all), without an output layer."""
         left_out = 0 if layers is None else max(0, self.layers - layers)
-        parameters = self.parameters - left_out * self.layer_parameters
-        return replace(self, layers=self.layers - left_out, parameters=parameters)
+        parameters = self.parameters - left_out * self.layer_parameters - self.head
+        return replace(self, layers=self.layers - left_out, parameters=parameters, head=0)
 
     def adapter_parameters(self, rank: int, targets: Sequence[str] | None) -> int:
         """Numbers of low-rank adapters beside the decoder's linear layers of these names (None:
@@ -91,12 +93,15 @@ def model_shape(folder: Path) -> ModelShape:
         vocabulary=int(config["vocab_size"]),
         normalised_heads=any(".q_norm." in name for name in tensors),
         context=config.get("max_position_embeddings") or math.inf,
+        head=tensors.get("lm_head.weight", 0),
     )
     if tensors:
         return shape
     # Estimated from the matrices.
-    embeddings = shape.vocabulary * shape.hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return replace(shape, parameters=shape.layers * shape.layer_parameters + embeddings)
+    embeddings = shape.vocabulary * shape.hidden
+    head = 0 if config.get("tie_word_embeddings") else embeddings
+    parameters = shape.layers * shape.layer_parameters + embeddings + head
+    return replace(shape, parameters=parameters, head=head)
 
 
 def tensor_sizes(folder: Path) -> dict[str, int]:

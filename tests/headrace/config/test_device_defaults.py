@@ -35,7 +35,7 @@ QWEN = ModelShape(
 """Of Qwen2.5-1.5B, for recipes whose model is not shipped; one of them is for it."""
 QWEN_7B = ModelShape(
     parameters=7_615_616_512, hidden=3584, intermediate=18_944, heads=28, kv_heads=4, head_dim=128,
-    layers=28, vocabulary=152_064,
+    layers=28, vocabulary=152_064, head=152_064 * 3584,
 )  # fmt: skip
 SHAPES = {"qwen-7b-eight-gpus": QWEN_7B}
 
