@@ -274,6 +274,8 @@ def _deepspeed_config(
         # The default of 5e8 elements is allocated at once.
         zero |= {"overlap_comm": False, "reduce_bucket_size": 5_000_000,
                  "allgather_bucket_size": 5_000_000}  # fmt: skip
+    elif stage == 3:
+        zero["reduce_bucket_size"] = 50_000_000  # Each engine keeps its own: 1 GB by default.
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
