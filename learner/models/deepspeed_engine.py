@@ -255,6 +255,17 @@ class DeepSpeedEngine:
         state = model.state_dict(keep_vars=True) if keep else {}
         return {name: whole.get(id(x), x.detach()) for name, x in state.items()}
 
+    def free(self) -> None:
+        """Give back the memory of optimizer and shares; the engine cannot be used any more.
+
+        DeepSpeed's hooks, stacks and caches would hold them for as long as the process lives."""
+        self.engine.destroy()
+        if self._zero == 3:
+            vars(self.engine.optimizer).clear()
+            vars(self._adam).clear()
+            for parameter in self.network.parameters():
+                del vars(parameter)["ds_tensor"]
+
 
 def _zero_stage(config: LearnerConfig) -> int:
     """Return the ZeRO stage, for bfloat16 at least `MIN_BF16_ZERO_STAGE`.

@@ -89,3 +89,6 @@ class FeatureEngine:
     def whole_state(self, model: nn.Module, *, keep: bool, pin: bool = False) -> dict[str, Tensor]:
         """Return the state of the model, which every rank holds; {} unless `keep`."""
         return model.state_dict() if keep else {}
+
+    def free(self) -> None:
+        """Do nothing: no library holds the head on."""
