@@ -106,8 +106,8 @@ class Trainer:
         self._checkpoint = None
         found = self.checkpoints.newest_of(line)
         _LOG.warning("going back to %s", found or "the starting model")
-        for engine in self.models.engines.values():
-            engine.free()
+        while self.models.engines:  # a loop's variable would keep the last one
+            self.models.engines.popitem()[1].free()
         del self._updater, self.models
         gc.collect()
         if self._device.type == "cuda":
