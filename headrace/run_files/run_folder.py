@@ -249,7 +249,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         raise UserError(f"{run_dir} cannot be written: {error.strerror or error}") from error
     with opened as file:
         try:
-            is_taken = _taken_within(file, _LOOK_AGAIN_S)  # `is_running` holds it for a moment.
+            is_taken = _taken_within(file, 1.0)  # `is_running` holds it for a moment.
         except OSError as error:
             raise UserError(f"{run_dir} cannot be locked: {error.strerror}") from error
         if not is_taken:
