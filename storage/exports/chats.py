@@ -79,7 +79,7 @@ class PromptChats:
         self.complete = bool(environment) or (bool(known) and known <= set(self._chats))
 
     def beside(self, prompt_id: str) -> dict[str, Any]:
-        """What `fields` have of a prompt. MediaError: an image is missing, or is damaged."""
+        """A prompt's values of `fields`. MediaError: an image is missing, or is damaged."""
         store, found = self._store, self._images.get(prompt_id, ())
         images = [{"bytes": store.read(each), "path": str(store.path(each))} for each in found]
         return {"images": images, "tools": json.dumps(self._tools)}

@@ -87,7 +87,7 @@ def test_the_turns_of_an_environment_are_a_stage_of_an_answers_way(
 
 
 def test_an_answer_that_failed_does_not_wait_for_a_score(tmp_path: Path) -> None:
-    run = run_of(tmp_path, *ENDS, ("aborted", None, "aborted"))
+    run = run_of(tmp_path, *ENDS)
     store = RunStore.open(run)
     store.append([RunPhase(at=90.0, phase="training")])
     store.close()

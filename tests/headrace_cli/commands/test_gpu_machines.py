@@ -116,8 +116,10 @@ def published(folder: Path, recipe: str) -> Path:
     shape = dict(zip(SIZES, sizes, strict=True)) | {"num_hidden_layers": 28}
     (folder / "config.json").write_text(json.dumps(shape))
     (folder / "tokenizer.json").write_text("{}")
-    tensor = {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 2 * parameters]}
-    header = json.dumps({"model.weight": tensor}).encode()
+    head = 0 if recipe == "qwen-gsm8k-gpu" else shape["vocab_size"] * shape["hidden_size"]
+    sizes_of = {"model.weight": parameters - head, "lm_head.weight": head}
+    tensors = {name: {"dtype": "BF16", "shape": [size]} for name, size in sizes_of.items() if size}
+    header = json.dumps(tensors).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     return folder
 

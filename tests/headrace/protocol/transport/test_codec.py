@@ -315,7 +315,7 @@ def rejected(*frames: bytes) -> str:
 def test_another_version_is_named() -> None:
     header, raw = message_codec(max_bytes=LIMIT).encode(Heartbeat())
     other = b"HR" + bytes([PROTOCOL_VERSION + 1]) + header[3:]
-    assert rejected(other, raw) == "protocol version 16, this is 15"
+    assert rejected(other, raw) == "protocol version 17, this is 16"
 
 
 def test_frames_that_are_no_message() -> None:
