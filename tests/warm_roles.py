@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
+from headrace.host.hardware import has_gpu
 from headrace_cli.launch import process
 from headrace_cli.launch.plan import OPENMP_SPIN_COUNT
 
@@ -133,17 +134,27 @@ def warm_address() -> str:
     return path
 
 
+Started = WarmProcess | subprocess.Popen[bytes]
+
+
 def warm(
     argv: Sequence[str],
     *,
     stdout: IO[Any],
     stderr: IO[Any] | int = subprocess.STDOUT,
     slow: bool = False,
-) -> WarmProcess:
+    cold: bool = False,
+) -> Started:
     """Start `headrace` with these arguments; the roles of its run begin warm as well, by way of
-    `slow_role` where they are `slow`."""
+    `slow_role` where they are `slow`.
+
+    `cold`: as a user starts it, in a session of its own. So it begins where a GPU is, too: the
+    shared imports do not see it, and DeepSpeed keeps the CPU that it saw."""
+    outputs: dict[str, Any] = {"stdout": stdout, "stderr": stderr}
+    if cold or (has_gpu() and not slow):
+        command = [sys.executable, "-m", "headrace", *argv]
+        return subprocess.Popen(command, **outputs, start_new_session=True, cwd=ROOT)
     env = {**os.environ, SOCKET: warm_address()}
-    outputs = {"stdout": stdout, "stderr": stderr}
     module, *first = [SLOW, COMMAND] if slow else [COMMAND]
     return WarmProcess(env[SOCKET], module, [*first, *argv], **outputs, env=env, cwd=ROOT)
 

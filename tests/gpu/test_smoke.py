@@ -4,8 +4,6 @@ test is said where it is skipped.
 """
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from headrace.host.hardware import detect
 from headrace.host.install import dependency_version
 from headrace.run_files.update_log import read_applied
 from learner.device import claim_memory
-from tests.integration.runs import PLAIN, REPOSITORY, Run
+from tests.integration.runs import PLAIN, REPOSITORY, Run, headrace
 from tests.learner.recorded import run_config, save_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -51,9 +49,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Run]
 def trained(
     start: list[Run], root: Path, *overrides: str, recipe: Path | None = None, ranks: int = 1
 ) -> None:
-    """A run of two updates on GPUs ended well; without a `recipe`, of a small quickstart. It starts
-    cold: `warm_roles` hides GPUs from the imports that it shares, and DeepSpeed asks then."""
-    run = Run(root, *TWO_STEPS, "learner.device=cuda", *overrides, cold=True, recipe=recipe)
+    """A run of two updates on GPUs ended well; without a `recipe`, of a small quickstart."""
+    run = Run(root, *TWO_STEPS, "learner.device=cuda", *overrides, recipe=recipe)
     start.append(run)
     assert run.wait(800) == 0, run.text()
     assert [line.update for _, line in read_applied(run.run_dir)] == [1, 2] * ranks
@@ -89,12 +86,10 @@ def test_a_student_and_its_teacher(start: list[Run], tmp_path: Path) -> None:
 
 @needs(1, vllm=False)
 def test_fine_tuning(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "headrace", "sft", str(RECIPES / "sft" / "cold-start.toml"),
-        "engine.device=cuda", "training.steps=4", "training.batch=8", "data.examples=200",
-        "data.eval_limit=16", "--root", str(tmp_path),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    done = headrace(
+        "sft", str(RECIPES / "sft" / "cold-start.toml"), "engine.device=cuda", "training.steps=4",
+        "training.batch=8", "data.examples=200", "data.eval_limit=16", "--root", str(tmp_path),
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -6,18 +6,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.host.hardware import has_gpu
 from headrace.run_files.update_log import read_applied
 from headrace_cli.cli import main
 from storage.exports.sql import ask
-from tests.warm_roles import WarmProcess, warm
+from tests.warm_roles import warm
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "recipes" / "quickstart.toml"
@@ -48,27 +46,16 @@ class Run:
         recipe: Path | None = None,
     ) -> None:
         """`shown`: the folder for what the command prints; by default the root. `cold`: each
-        process is started as a user's (as all are where a GPU is, which `warm_roles` hides from
-        the imports that it shares), else forked with its imports. `slow`: roles go through
-        `slow_role`. `recipe`: another one than a small quickstart."""
+        process is started as a user's, else forked with its imports (`warm_roles`). `slow`: roles
+        go through `slow_role`. `recipe`: another one than a small quickstart."""
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         self.log = (shown or root) / f"train-{time.monotonic_ns()}.log"
         begun = [str(QUICKSTART), *SMALL] if recipe is None else [str(recipe)]
         target = ["--resume", resume, *overrides] if resume else [*begun, *overrides]
         command = ["train", "--plain", "--root", str(root), *target]
-        self.process: subprocess.Popen[bytes] | WarmProcess
         with self.log.open("wb") as log:
-            if not (cold or has_gpu()):
-                self.process = warm(command, stdout=log, slow=slow)
-                return
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace", *command],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd=REPOSITORY,
-            )
+            self.process = warm(command, stdout=log, slow=slow, cold=cold)
 
     @property
     def run_dir(self) -> Path:

@@ -12,7 +12,7 @@ from headrace.config.sections.task import ChainSumsConfig
 from storage.queries import list_runs, prompt_scores, trajectory_page
 from tasks.datasets.source import build_source
 from tests.integration.runs import QUICKSTART, headrace
-from tests.warm_roles import WarmProcess, warm
+from tests.warm_roles import Started, warm
 
 PROMPTS, SAMPLES = 40, 16
 KILLS = int(os.environ.get("HEADRACE_SCORE_KILLS", "1"))
@@ -53,12 +53,12 @@ def recipe(folder: Path) -> Path:
     return path
 
 
-def started(root: Path, *arguments: str) -> WarmProcess:
+def started(root: Path, *arguments: str) -> Started:
     with (root / "score.log").open("wb") as log:
         return warm(["score", *arguments, "--json", "--root", str(root)], stdout=log)
 
 
-def killed(process: WarmProcess, root: Path, share: float) -> Path:
+def killed(process: Started, root: Path, share: float) -> Path:
     """The run's folder, when this share of the answers was there and the whole job was killed."""
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
