@@ -31,7 +31,7 @@ POINTS = 300
 """Maximum number of points per chart line: one for each two pixels of a card."""
 LINES = 2
 """In a chart of more lines than this, each line has fewer points."""
-FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
+FINAL = (*queries.ENDED, queries.UNREADABLE)
 _FRESH_S = 1.0
 THROTTLED = ThrottledReads()
 REDRAWN_S = 10.0

@@ -46,6 +46,7 @@ from storage.queries.rewards import reward_failures as reward_failures
 from storage.queries.rewards import reward_lengths as reward_lengths
 from storage.queries.rewards import reward_sample as reward_sample
 from storage.queries.rewards import reward_sources as reward_sources
+from storage.queries.runs import ENDED as ENDED
 from storage.queries.runs import UNREADABLE as UNREADABLE
 from storage.queries.runs import RunLine as RunLine
 from storage.queries.runs import any_line as any_line

@@ -30,6 +30,8 @@ from storage.queries.processes import CoordinatorStatus, coordinator_status
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 
 _SILENCE_S = 30.0
+ENDED = (*FINAL_PHASES, "lost")
+"""The statuses of a run that has ended."""
 UNREADABLE = "unreadable"
 """The status of a folder that holds a run and cannot be read as one."""
 _LONGEST_REASON = 300

@@ -202,7 +202,6 @@ if TYPE_CHECKING:
     from storage.queries import MetricsPosition
 
 POSITION = "position.json"
-OVER = ("finished", "failed", "interrupted", "stopped", "lost")
 LOOK_EVERY_S = 2.0
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 MAX_FAILURES = 5
@@ -245,7 +244,7 @@ class MetricStreamer:
         """Stream until the run has ended; return the number of steps. RunFailedError: as
         `_failed`."""
         from storage.database.engine import DatabaseAwayError
-        from storage.queries import any_line
+        from storage.queries import ENDED, any_line
 
         try:
             while True:
@@ -259,7 +258,7 @@ class MetricStreamer:
                     if isinstance(error, UserError) and not is_away:
                         raise
                     # Its folder says, too, how a run ended whose server is away.
-                    over |= is_away and any_line(self._run_dir).status in OVER
+                    over |= is_away and any_line(self._run_dir).status in ENDED
                     self._failed(error, over=over)
                     continue
                 if over and not count:
@@ -310,9 +309,9 @@ class MetricStreamer:
                 print(f"sink: {type(error).__name__} at its end: {error}", file=sys.stderr)
 
     def _goes_on(self) -> bool:
-        from storage.queries import run_line
+        from storage.queries import ENDED, run_line
 
-        return run_line(self._run_dir).status not in OVER
+        return run_line(self._run_dir).status not in ENDED
 
     def _facts(self) -> RunFacts:
         config = run_folder.read_config(self._run_dir).public()
