@@ -19,6 +19,7 @@ from headrace.protocol.records.record_types import (
     Record,
     UpdateCommitted,
 )
+from headrace.protocol.token_spans import Reward, Streams
 from headrace.trajectory.windows import trajectory_of
 from tests.coordinator.world import (
     World,
@@ -219,3 +220,21 @@ def test_a_cut_window_brings_the_reward_that_came_before_it_was_taken(
     assert not is_sent or window.answer_length == 7
     again = sent_batch(prepared.taken, state, batch_rules(config), config, {})
     assert policy_windows(again.prepared)[0].outcome == window.outcome
+
+
+def test_what_follows_a_cut_is_what_was_earned_from_its_border_on() -> None:
+    """A window's own rewards are no part of it, and that of the very next position is."""
+    config = make_config(
+        schedule={"mode": "streaming", "batch_windows": 1, "max_staleness": 2},
+        algorithm={"advantages": {"kind": "egae", "boundary": "outcome"}, "value": {}},
+    )
+    world = World(config)
+    (trajectory, *_) = world.fill(1)
+    world.chunk(trajectory, 4, streams=Streams(rewards=[Reward(0.25, 3)]))
+    world.chunk(trajectory, 1, "stop")
+    world.reward(trajectory, 0.5)
+    prepared = world.take()
+    assert prepared is not None
+    (window,) = policy_windows(prepared)
+    assert window.rewards == [Reward(0.25, 3)]
+    assert window.outcome == 0.5
