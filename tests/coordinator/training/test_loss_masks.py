@@ -8,7 +8,7 @@ import pytest
 from coordinator.training.batches import PreparedBatch
 from coordinator.training.loss_masks import mask_window
 from headrace.protocol.records.record_types import ChunkArrived, ClosedWindow, MaskedRun
-from headrace.protocol.token_spans import EnvironmentStep, Piece, Span, Streams, Weight
+from headrace.protocol.token_spans import EnvironmentStep, Mark, Piece, Span, Streams, Weight
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 from tests.coordinator.test_turns import rules
@@ -136,3 +136,28 @@ def test_a_border_is_that_of_a_turn_that_goes_on(
     trajectory.windows.append(Window.closed(closed))
     runs = masked(trajectory, boundary_mask=2, by_turn=by_turn)
     assert [(run.start, run.end) for run in runs] == expected
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights", "left_out"),
+    [
+        ("mask", [0.0, 1.0, 1.0, 1.0], {"zero_weight": 1}),
+        ("ratio", [1.0] * 4, {}),
+        ("recompute", [1.0] * 4, {}),
+    ],
+)
+def test_a_hot_token_trains_unless_its_correction_is_the_mask(
+    correction: str, weights: list[float], left_out: dict[str, int]
+) -> None:
+    world = World(
+        make_config(
+            generator={"fire": {"correction": correction}},
+            schedule={"mode": "streaming", "window": 4, "batch_windows": 1, "max_staleness": 8},
+        )
+    )
+    (trajectory, *_) = world.fill(1)
+    world.chunk(trajectory, 4, streams=Streams(marks=[Mark("hot", 0, 1)]))
+    prepared = world.take()
+    assert masks(prepared) == [weights]
+    assert prepared is not None
+    assert [counts(window.masked) for window in prepared.taken.windows] == [left_out]
