@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.connections import versions
 from coordinator.persistence.state import State
 from headrace.protocol.records.record_types import CheckpointWritten, Forgotten
 from headrace.trajectory.token_ledger import Ledger, LedgerError
@@ -164,6 +165,79 @@ def test_rollback_returns_what_was_committed_after_the_cut() -> None:
     prepared = world.take()
     assert prepared is not None
     assert [trajectory_of(w.window_id)[0] for w in prepared.taken.windows] == [2, 3]
+
+
+def test_a_version_is_known_as_long_as_a_token_of_it_may_be_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer began under version 0 and goes on under version 2 when a checkpoint comes."""
+    monkeypatch.setattr(versions, "KEPT", 0)
+    world = streaming_world(batch_windows=1, max_staleness=8)
+
+    def forget(update: int) -> list[int]:
+        world.note(CheckpointWritten(at=0.0, update=update, lineage=0, path="p"))
+        world.note(Forgotten(at=0.0, update=update))
+        return [version for version in range(9) if world.state.versions.knows(version)]
+
+    (trajectory,) = world.fill(1)
+    world.chunk(trajectory, 2)
+    world.publish(1)
+    world.publish(2)
+    world.chunk(trajectory, 1)
+    assert forget(0) == [0, 1, 2]
+    world.chunk(trajectory, 1, "stop")
+    world.reward(trajectory)
+    assert world.take() is not None
+    world.commit()
+    assert forget(1) == [3]
+
+
+def test_a_rollback_takes_checkpoints_and_places_of_the_line_back() -> None:
+    """By the number of a later checkpoint what the line still needs would be forgotten."""
+    world = streaming_world(batch_windows=1, max_staleness=8)
+    state = world.state
+    for update in range(1, 6):
+        (trajectory,) = world.fill(1)
+        world.chunk(trajectory, 3, "stop")
+        world.reward(trajectory)
+        assert world.take() is not None
+        world.commit()
+        if update % 2 == 0:
+            world.note(CheckpointWritten(at=0.0, update=update, lineage=0, path="p"))
+    line = dict(state.line)
+    assert (state.checkpoints, sorted(line)) == ([2, 4], [0, 1, 2, 3, 4, 5])
+    world.roll_back(2)
+    assert (state.checkpoints, state.line) == ([2], {u: line[u] for u in (0, 1, 2)})
+    assert (state.update, state.committed, state.given, state.lineage) == (2, 2, 5, 1)
+    assert state.first_policy_update == 1
+    assert [state.is_on_line(u, line[u]) for u in (0, 1, 2, 3)] == [True, True, True, False]
+    assert not state.is_on_line(2, line[1])
+    assert state.is_on_line(2, None)
+
+
+def test_a_rollback_into_a_warm_up_takes_its_end_back() -> None:
+    config = make_config(
+        schedule={"mode": "streaming", "batch_windows": 2, "max_staleness": 4},
+        algorithm={"value": {"warmup_updates": 9, "warmup_explained_variance": 0.5}},
+    )
+    world = World(config)
+
+    def stands() -> tuple[int | None, bool]:
+        return world.state.first_policy_update, world.scheduler.warming
+
+    for explained in (0.1, 0.9):
+        assert stands() == (None, True)
+        for trajectory in world.fill(2):
+            world.chunk(trajectory, 3, "stop")
+            world.reward(trajectory)
+        assert world.take() is not None
+        world.commit(publish=False, explained=explained)
+    assert stands() == (3, False)
+    world.roll_back(1)
+    assert stands() == (None, True)
+    assert world.take() is not None
+    world.commit(publish=False, explained=0.4)
+    assert stands() == (None, True)
 
 
 def test_failed_reward_drops_the_last_window_only() -> None:
