@@ -14,6 +14,7 @@ from headrace.protocol.records.record_types import (
     VersionPublished,
     WindowsClosed,
 )
+from headrace.protocol.token_spans import Span
 from tests.coordinator.world import World, counts, make_config, policy_windows
 
 CAP = 12
@@ -275,3 +276,30 @@ def test_a_batch_without_a_trained_token_ages_nothing() -> None:
     prepared = world.take()
     assert prepared is not None
     assert prepared.trains_policy
+
+
+@pytest.mark.parametrize("stale", ["mask", "wait"])
+def test_a_window_is_dropped_whole_once_its_youngest_token_is_too_old(stale: str) -> None:
+    """Of versions 0, 0 and 1, and 2; at last of 1. Each window is looked at once per update."""
+    schedule = {"mode": "streaming", "max_staleness": 1, "batch_windows": 9, "stale": stale}
+    world = World(make_config(schedule=schedule))
+
+    def dropped() -> list[int]:
+        stale_windows = world.scheduler.selector.too_stale()
+        return sorted(window.trajectory_id for window in stale_windows)
+
+    old, mixed, young = world.fill(3)
+    world.chunk(old, 4)
+    world.chunk(mixed, 2)
+    publish(world, 1)
+    world.chunk(mixed, 2)
+    publish(world, 2)
+    world.chunk(young, 4)
+    found = [dropped(), dropped()]
+    publish(world, 3)
+    found.append(dropped())
+    (late,) = world.fill(1)
+    world.chunk(late, 4, spans=[Span(1, 0, 4)])
+    found.append(dropped())
+    expected: list[list[int]] = [[0], [], [0, 1], [3]] if stale == "mask" else [[]] * 4
+    assert found == expected

@@ -142,6 +142,25 @@ def test_with_staleness_zero_nothing_begins_while_the_learner_works() -> None:
     assert len(world.fill(8)) == 2
 
 
+def test_the_oldest_weights_go_first_and_then_who_was_ready_first() -> None:
+    """`late` was begun under version 0 and is full last; `slow` was issued before `quick`."""
+    schedule = {"mode": "streaming", "max_staleness": 3, "batch_windows": 1}
+    world = World(make_config(schedule=schedule))
+    late, slow, quick = world.fill(3)
+    world.chunk(late, 2)
+    world.publish(1)
+    for trajectory in (quick, slow):
+        world.chunk(trajectory, WINDOW)
+    world.chunk(late, 2)
+    taken: list[int] = []
+    for _ in range(3):
+        prepared = world.take()
+        assert prepared is not None
+        taken += [window.trajectory_id for window in policy_windows(prepared)]
+        world.commit(publish=False)
+    assert taken == [late.trajectory_id, quick.trajectory_id, slow.trajectory_id]
+
+
 def test_who_is_early_at_its_border_waits_for_the_rest_of_the_round() -> None:
     world = World(make_config())
     early, *others = world.fill(8)
