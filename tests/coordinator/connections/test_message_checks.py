@@ -91,6 +91,15 @@ def logprobs(*values: float) -> Any:
     return np.array(values, np.float32)
 
 
+def full_to(end: int) -> dict[str, Any]:
+    """A chunk from the four tokens on; the limit is eight."""
+    size = end - 4
+    return {
+        "token_ids": tokens(*[5] * size), "logprobs": logprobs(*[-1.0] * size),
+        "spans": [Span(2, 4, end)],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -115,6 +124,8 @@ def logprobs(*values: float) -> Any:
         ({"spans": [Span(2, 4, 7)]}, "do not cover"),
         ({"spans": [Span(3, 4, 6)]}, "never published"),
         ({"spans": [Span(-1, 4, 6)]}, "never published"),
+        (full_to(8), None),
+        (full_to(9), "longer than max_response_length"),
     ],
 )
 def test_what_a_chunk_may_hold(fields: dict[str, Any], reason: str | None) -> None:
