@@ -138,6 +138,13 @@ def test_cuts_fall_on_window_borders_and_chunk_sizes() -> None:
     ]
 
 
+def test_borders_are_counted_from_the_next_one_of_the_lease() -> None:
+    """Inserted tokens have moved it: five are known, and the window under way ends at seven."""
+    cutter = ChunkCutter(make_lease(window=4, prefix_ids=prefix(5), next_border=7), 256)
+    chunks = cutter.add(TokenDelta(list(range(8)), [0.0] * 8, 3, "stop"))
+    assert [(c.start, len(c.token_ids)) for c in chunks] == [(5, 2), (7, 4), (11, 2)]
+
+
 def test_a_version_change_inside_a_chunk_makes_two_spans() -> None:
     cutter = ChunkCutter(make_lease(window=100), 6)
     assert cutter.add(TokenDelta([1, 2], [0.0, 0.0], 4)) == []
