@@ -37,7 +37,7 @@ from headrace.protocol.messages.control import (
     WeightsLoaded,
     Welcome,
 )
-from headrace.protocol.token_spans import Mark, Streams
+from headrace.protocol.token_spans import Mark, MediaRun, Streams
 from headrace.protocol.transport.sockets import Dealer, Link
 from tests.generators.rollout.test_chunking import make_lease, prefix
 from tests.generators.scripted import NAME, ScriptedCoordinator
@@ -167,6 +167,32 @@ async def test_the_front_leaves_the_learner_s_core_when_training_goes_on(
             assert os.sched_getaffinity(0) == expected
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+async def test_an_engine_is_asked_for_what_the_lease_says(scenes: Callable[..., Scene]) -> None:
+    """No setting on the way is another's, or the usual one: logprobs would be of no sampler."""
+    asked: list[GenerationRequest] = []
+
+    class Listening(FakeEngine):
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
+            asked.append(request)
+            yield TokenDelta([], [], self.version, "aborted")
+
+    scene = scenes(Listening())
+    await scene.begin()
+    image, fire = MediaRun("5e" * 32, 0, 1), FireSampling(temperature=30.0, top_k=4)
+    lease = make_lease(
+        lease_id=9, prefix_ids=prefix(3), seed=11, max_total=40, stop_at=16, temperature=0.5,
+        top_p=0.25, top_k=7, fire=fire, cache_version=0, media=[image],
+    )  # fmt: skip
+    await scene.lease(lease)
+    await scene.coordinator.until(lambda: scene.coordinator.ended(9))
+    assert asked == [
+        GenerationRequest(
+            "9", [5, 6, 0, 1, 2], max_tokens=13, seed=11, position=3, temperature=0.5, top_p=0.25,
+            top_k=7, fire=fire, cache_version=0, media=[image],
+        )
+    ]  # fmt: skip
 
 
 async def test_nothing_starts_before_weights_of_the_wanted_version(
