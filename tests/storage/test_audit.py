@@ -25,7 +25,10 @@ from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
     ChunkArrived,
+    GroupIssued,
+    LeaseIssued,
     LineageBegan,
+    MaskedRun,
     ProcessChanged,
     Record,
     RewardArrived,
@@ -36,13 +39,20 @@ from headrace.protocol.records.record_types import (
     VersionLoaded,
     VersionPublished,
     WindowsClosed,
+    WindowsDropped,
     WindowsReady,
+    WindowsRecalled,
 )
-from headrace.protocol.token_spans import Span
+from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Span, Streams
 from headrace.run_files.run_folder import CHECKPOINT_FORMAT, described_files, manifest_text
 from headrace_cli.cli import main
 from storage.audit import KINDS, AuditReport, audit_run, repair
-from storage.audit.reading import survey
+from storage.audit.findings import Findings
+from storage.audit.journal_facts import JournalFacts
+from storage.audit.reading import JournalRecord, survey
+from storage.audit.recount import check_tokens
+from storage.audit.sequences import SequenceChecks
+from storage.audit.updates import UpdateChecks
 from storage.database.engine import SQLITE_NAME
 from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import SegmentWriter
@@ -322,6 +332,105 @@ def test_the_checks_are_apart(run_dir: Path) -> None:
         write_journal(run_dir, records)
         found = kinds(audit_run(run_dir)) - {"sql", "mask"}  # SQL is of the sound run
         assert found == {kind}, name
+
+
+# -- what each check says --------------------------------------------------------------------------
+
+
+def told_of(records: Records) -> list[tuple[str, str]]:
+    """Kinds and texts of what the checks of single records and of all tokens find."""
+    facts, findings = JournalFacts(), Findings()
+    checks = (SequenceChecks(facts, findings, has_value=True), UpdateChecks(facts, findings))
+    for offset, record in enumerate(records):
+        for each in checks:
+            each.check_record(JournalRecord(offset, record))
+    check_tokens(facts, findings, settled_before=len(records))
+    return [(finding.kind, finding.text) for finding in findings.all()]
+
+
+def masking(*runs: MaskedRun) -> Change:
+    """Other masked runs in the first window of the first batch, [0, 8) of trajectory 10."""
+    return change(BatchTaken, 0, windows=[taken(10, 0, *runs), taken(20, 0)])
+
+
+def more(record: Record) -> Change:
+    """One record more at the end."""
+    return lambda records: records.append(record)
+
+
+def cut_before(kind: type[Record], number: int) -> Change:
+    """The journal ends before one record."""
+
+    def apply(records: Records) -> None:
+        del records[at(records, kind, number) :]
+
+    return apply
+
+
+FIRST, LAST = "window 655360 (trajectory 10, no. 0)", "window 655361 (trajectory 10, no. 1)"
+OTHER = "window 1310720 (trajectory 20, no. 0)"
+SHORT_PIECES = Streams(pieces=[Piece("policy", "assistant", 0, 0, 7)])
+SAID: list[tuple[Change, str, str]] = [
+    (again(GroupIssued), "tokens", "group 1 was issued before"),
+    (again(GroupIssued), "tokens", "trajectory 10 was issued before"),
+    (change(LeaseIssued, 1, lease_id=10), "tokens",
+     "lease 10 of trajectory 20 does not follow lease 10"),
+    (change(LeaseIssued, 0, start=3), "tokens", "lease 10 of trajectory 10 starts at 3, not 0"),
+    (more(LeaseIssued(lease_id=50, trajectory_id=40, generator="g", start=4, version=0)), "tokens",
+     "lease 50 of trajectory 40 was given after its end"),
+    (change(ChunkArrived, 2, streams=SHORT_PIECES), "tokens",
+     "chunk 0 of trajectory 20: its pieces do not cover its tokens"),
+    (change(ChunkArrived, 2, streams=Streams(step=EnvironmentStep(turn=1, digest=""))), "tokens",
+     "chunk 0 of trajectory 20: no environment was asked for turn 1"),
+    (more(RewardArrived(trajectory_id=20, status="ok", reward=1.0)), "tokens",
+     "trajectory 20 was scored and is running"),
+    (change(RewardArrived, 0, rewards=[Reward(1.0, 12)]), "tokens",
+     "trajectory 10 earned something outside its tokens"),
+    (change(VersionPublished, 1, version=5), "versions",
+     "version 5 was published and never given out"),
+    (more(VersionLoaded(generator="g", version=7, gap_s=0.0, load_s=0.0)), "versions",
+     "g loaded version 7, never published"),
+    (change(BatchTaken, 0, version=7), "versions", "batch of version 7, never published"),
+    (change(WindowsClosed, 1, windows=[closed(10, 1, 9, 12, final=True)]), "window",
+     f"{LAST} is [9, 12) where 8 is the next of 12 positions"),
+    (change(WindowsClosed, 1, windows=[closed(10, 1, 6, 12, final=True)]), "window",
+     "2 tokens are in two windows"),
+    (more(WindowsClosed(windows=[closed(40, 0, 0, 4, final=True)])), "window",
+     "window 2621440 (trajectory 40, no. 0) is of an evaluation"),
+    (more(WindowsRecalled(window_ids=[20 << 16])), "window",
+     f"{OTHER} was recalled and the answer does not end there"),
+    (cut_before(WindowsClosed, 1), "window", "4 tokens of the ended answer are in no window"),
+    (masking(MaskedRun("stale", 5, 7, 2), MaskedRun("boundary_mask", 6, 8, 2)), "window",
+     f"{FIRST}: its masked runs do not lie in it apart"),
+    (masking(MaskedRun("boundary_mask", 7, 9, 2)), "window",
+     f"{FIRST}: its masked runs do not lie in it apart"),
+    (masking(MaskedRun("boundary_mask", 6, 8, 3)), "window",
+     f"{FIRST}: boundary_mask [6, 8) of 3 has 2 tokens"),
+    (change(BatchTaken, 0, windows=[taken(10, 0), taken(20, 0), taken(20, 0)]), "batch",
+     "a window is in the batch twice"),
+    (again(BatchTaken), "batch", "update 1 was still out"),
+    (change(UpdateCommitted, 1, value_trajectories=[]), "batch",
+     "update 2 of lineage 0 came back with other value trajectories"),
+    (more(BatchReturned(update=2, lineage=1, reason="", window_ids=[], value_trajectories=[])),
+     "batch", "update 2 of lineage 1 came back and was not out"),
+    (change(LineageBegan, value_trajectories=[]), "rollback",
+     "lineage 1 leaves out value trajectories 10"),
+    (change(LineageBegan, update=3, window_ids=[], value_trajectories=[]), "rollback",
+     "lineage 1 goes on from update 3; those from 1 to 2 can be gone back to"),
+    (more(WindowsDropped(window_ids=[], reason="filtered", value_trajectories=[10])), "value",
+     "trajectory 10 was dropped and is trained"),
+    (train_again, "trained_twice", "4 tokens were trained more than once"),
+    (train_again, "trained_twice", "the value model trained on it in 2, 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("breach", "kind", "text"), SAID, ids=[text for _, _, text in SAID])
+def test_each_check_says_what_it_found(breach: Change, kind: str, text: str) -> None:
+    """In a run whose records are sound but for this; other checks may find more of it."""
+    records = run_by_hand()
+    assert told_of(records) == []
+    breach(records)
+    assert (kind, text) in told_of(records)
 
 
 @pytest.mark.parametrize(
