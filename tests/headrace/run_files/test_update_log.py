@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.training.batches import PreparedBatch
@@ -139,3 +140,19 @@ def test_what_is_written_down_is_on_the_disk(tmp_path: Path, synced: dict[int, i
 
 def test_a_run_whose_learner_wrote_nothing_is_passed_over(tmp_path: Path) -> None:
     assert compare(tmp_path).updates == 0
+
+
+def test_a_window_whose_tokens_are_all_masked_is_not_looked_for_in_the_weights(
+    tmp_path: Path,
+) -> None:
+    """It is in the batch that was taken, and no rank gets it."""
+    world = Written(tmp_path)
+    answers = world.fill(3)
+    for trajectory in answers:
+        world.chunk(trajectory, 2, "stop")
+        world.reward(trajectory)
+    answers[0].logprobs[:] = np.nan
+    assert world.take() is not None
+    world.commit()
+    found = compare(world.live(0, steps=0).run_dir)
+    assert (found.problems, found.updates, found.windows) == ([], 1, 2)
