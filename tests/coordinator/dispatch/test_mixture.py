@@ -167,6 +167,22 @@ def test_rates_are_those_of_the_last_group_and_part_of_the_state() -> None:
     assert state.mixture.rates == {"p": PassRate(1, 0, 0.0)}
 
 
+def test_of_the_journals_scores_those_of_training_answers_are_in_the_rates() -> None:
+    """An evaluation asks the same prompts, and says nothing of when to ask them again."""
+    bands = {"kind": "dataset", "path": "somewhere.jsonl", "bands": {}}
+    state = State(make_config(task=bands | {"max_prompt_length": 4, "max_response_length": 8}))
+    group = GroupIssued(
+        at=0.0, group_id=0, prompt_id="p", position=0, purpose="train", prompt="", answer="",
+        info="{}", prompt_ids=np.zeros(1, np.int32), trajectory_ids=[0], seeds=[0],
+    )  # fmt: skip
+    evaluated = msgspec.structs.replace(group, group_id=1, purpose="eval", trajectory_ids=[1])
+    for asked in (group, evaluated):
+        state.apply(asked)
+        (key,) = asked.trajectory_ids
+        state.apply(RewardArrived(trajectory_id=key, status="ok", reward=0.25, correct=True))
+    assert state.mixture.rates == {"p": PassRate(0, 1, 1.0)}
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
