@@ -64,3 +64,14 @@ async def test_holds_and_the_dead_are_told_apart(tmp_path: Path) -> None:
         await stage.say(GENERATOR, report(discarded_tokens=7, pending_tokens=4))
         await fall_silent(stage)
         assert dict(stage.hub.account.ledger.lost) == {"held": 7, "died": 4}
+
+
+async def test_a_new_process_counts_its_holds_from_nothing(tmp_path: Path) -> None:
+    """Seven tokens of the first one, then six of another of its name, told in two reports."""
+    async with staged(endless(), tmp_path / "run") as stage:
+        await stage.say(GENERATOR, report(discarded_tokens=7))
+        await another_process(stage)
+        for total in (5, 5, 6):
+            await stage.say(GENERATOR, report(discarded_tokens=total))
+        assert dict(stage.hub.account.ledger.lost) == {"held": 13}
+    assert stage.replayed().discarded == {GENERATOR: (2, 6)}
