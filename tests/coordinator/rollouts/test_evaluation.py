@@ -148,18 +148,39 @@ async def test_an_evaluation_without_training_tells_of_prompts_that_are_not_aske
     assert told == ["4 prompts over task.max_prompt_length were skipped so far"]
 
 
-async def whole_run(tmp_path: Path, config: RunConfig) -> list[AnyRecord]:
+async def whole_run(
+    tmp_path: Path, config: RunConfig, reward: type[ScriptedReward] = ScriptedReward
+) -> list[AnyRecord]:
     """What a run with one peer of each role wrote down, from its start to its end."""
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     address = coordinator.start()
     peers = [
         ScriptedGenerator(address, "generator-0", capacity=4),
-        ScriptedReward(address, "reward-0"),
+        reward(address, "reward-0"),
         ScriptedLearner(address, "learner-0"),
     ]
     await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
     return records_of(coordinator.run_dir)
+
+
+class HalfReward(ScriptedReward):
+    """Cannot score odd trajectories; the others are right."""
+
+    async def answer(self, message: m.Message) -> None:
+        if isinstance(message, m.ScoreRequest):
+            scores = [
+                m.Score(trajectory_id=key, status="crashed" if key % 2 else "ok", correct=True)
+                for key in (item.trajectory_id for item in message.items)
+            ]
+            await self.dealer.send(m.Scores(scores=scores))
+
+
+async def test_an_answer_without_a_score_counts_as_wrong_and_as_failed(tmp_path: Path) -> None:
+    config = run_config(stop={"updates": 1}, evaluation={"num_prompts": 4, "after": False})
+    records = await whole_run(tmp_path, config, HalfReward)
+    (done,) = (record for record in records if isinstance(record, EvaluationDone))
+    assert (done.num_prompts, done.accuracy, done.failed) == (4, 0.5, 2)
 
 
 async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_path: Path) -> None:
