@@ -31,6 +31,7 @@ from tests.coordinator.peers import (
     ScriptedReward,
     until,
 )
+from tests.coordinator.stage import LEARNER, endless, staged
 from tests.coordinator.test_loop import assert_balanced, records_of, run_config
 
 UPDATES = 8
@@ -289,3 +290,52 @@ async def test_work_that_is_rolled_back_again_and_again_is_trained_in_the_end(
     assert "stale" not in reasons
     masked = [run for b in of(BatchTaken, records) for w in b.windows for run in w.masked]
     assert "stale" not in {run.reason for run in masked}
+
+
+# -- one step at a time ----------------------------------------------------------------------------
+
+
+async def test_weights_of_another_batch_of_its_number_do_not_commit_what_is_out(
+    tmp_path: Path,
+) -> None:
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        await stage.reach(stage.update)
+        account, state = stage.hub.account, stage.hub.state
+        out = account.taken
+        assert out is not None
+        assert out.batch_id is not None
+        await stage.say(LEARNER, m.Goodbye())
+        back = m.Hello(
+            role="learner", name=LEARNER, pid=2, host="here", update=out.update,
+            batch_id=out.batch_id + 1, resumed_from="a checkpoint",
+        )  # fmt: skip
+        await stage.say(LEARNER, back)
+        assert (state.committed, account.taken) == (out.update - 1, None)
+        assert [batch.batch_id for batch in account.again] == [out.batch_id]
+        assert stage.hub.peers.learner is None
+
+
+async def test_a_learner_can_go_back_to_each_checkpoint_that_is_kept(tmp_path: Path) -> None:
+    """Of three, the last two: what only the first one needed is forgotten."""
+    base = endless()
+    checkpoint = base.checkpoint.model_copy(update={"every_updates": 2, "keep_last": 2})
+    config = base.model_copy(update={"checkpoint": checkpoint})
+    async with staged(config, tmp_path / "run-1") as stage:
+        state = stage.hub.state
+        for _ in range(500):
+            await stage.work()
+            for update in sorted(stage.training.orders.checkpoints):
+                done = m.CheckpointDone(update=update, path=f"step_{update}")
+                await stage.say(LEARNER, done)
+            if state.checkpoints[-1:] == [6]:
+                break
+        assert state.checkpoints == [4, 6]
+        assert min(state.line) == 4
+        await stage.say(LEARNER, m.Goodbye())
+        back = m.Hello(
+            role="learner", name=LEARNER, pid=2, host="here", update=4, batch_id=state.line[4],
+            resumed_from="step_4",
+        )  # fmt: skip
+        await stage.say(LEARNER, back)
+        assert stage.hub.peers.learner is not None
+        assert (state.committed, state.lineage) == (4, 1)
