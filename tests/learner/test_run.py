@@ -23,6 +23,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import (
+    AskHello,
     CheckpointDone,
     CheckpointRequest,
     Goodbye,
@@ -152,10 +153,13 @@ def test_a_whole_life(tmp_path: Path) -> None:
         assert broken.notice is None
         assert "value targets" in str(broken.skipped)
         assert (broken.metrics["actor/steps"], broken.metrics["critic/steps"]) == (0, 0)
+        coordinator.send(AskHello())  # As of a coordinator that never got this report.
+        hello, _ = greet(coordinator, 5, lineage=4)
+        assert (hello.update, hello.batch_id, hello.skipped) == (3, 4003, broken.skipped)
         alone_again = replace(shard, values=[])
         coordinator.send_batch(
             resting_on(
-                batch_of(alone_again, update=4, lineage=4, version=1, checkpoint=True),
+                batch_of(alone_again, update=4, lineage=4, version=5, checkpoint=True),
                 JournalEnd(records=7, digest="a" * 64),
             )
         )
