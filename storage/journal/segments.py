@@ -13,6 +13,7 @@ import contextlib
 import io
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -165,31 +166,28 @@ def read_frames(
 ) -> Iterator[Frame]:
     """The frames of the batches of `read_batches`."""
     paths = segment_paths(folder)
-    starts = [rows_before(path) for path in paths]
-    if starts and starts[-1] < 0:  # being made, or its writer died over it
+    if paths and rows_before(paths[-1]) < 0:  # being made, or its writer died over it
         walk = SegmentWalk(paths[-1]).done()
         if walk.ending() == "damaged" and rows_before(paths[-1]) < 0:
             raise damage_error(paths[-1], walk.end)
-        del paths[-1], starts[-1]
+        del paths[-1]
+    del paths[: _place_of(paths, first_row)]
     row, digest = -1, None
-    for number, path in enumerate(paths):
-        is_last = number + 1 == len(paths)
-        if not is_last and 0 <= starts[number + 1] <= first_row:
-            continue
-        is_late = row < 0 and starts[number] > first_row
-        if is_late or (row >= 0 and starts[number] not in (row, -1)):
+    for number, path in enumerate(paths, 1):
+        first = rows_before(path)
+        if (row < 0 and first > first_row) or (row >= 0 and first not in (row, -1)):
             following = max(row, first_row)
             raise damage_error(
-                path, 0, f"it begins with record {starts[number]:,}, and {following:,} is next"
+                path, 0, f"it begins with record {first:,}, and {following:,} is next"
             )
         start = None
-        if index is not None and row < 0 <= starts[number]:
-            start = index.start_before(path, first_row - starts[number])
-        row = max(row, starts[number] + (start.rows if start else 0))
-        until = None if is_last else starts[number + 1]
-        for frame in _frames_of(path, is_last=is_last, until=until, start=start):
+        if index is not None and row < 0 <= first:
+            start = index.start_before(path, first_row - first)
+        row = max(row, first + (start.rows if start else 0))
+        until = rows_before(paths[number]) if number < len(paths) else None
+        for frame in _frames_of(path, until=until, start=start):
             if index is not None:
-                index.add(frame, row - starts[number])
+                index.add(frame, row - first)
             if digest is not None and frame.after != digest:
                 raise damage_error(path, frame.position, "it does not follow what stands before it")
             digest = frame.digest
@@ -198,8 +196,16 @@ def read_frames(
                 yield frame
 
 
+def _place_of(paths: list[Path], row: int) -> int:
+    """The segment that holds a row, else the first. Few are opened: a long run has thousands."""
+    place = max(0, bisect_right(paths, row, key=rows_before) - 1)
+    while place and not 0 <= rows_before(paths[place]) <= row:
+        place -= 1  # The schema of another one is damaged.
+    return place
+
+
 def _frames_of(
-    path: Path, *, is_last: bool, until: int | None, start: FrameStart | None = None
+    path: Path, *, until: int | None, start: FrameStart | None = None
 ) -> Iterator[Frame]:
     """The frames of a segment; the next one begins with row `until`. A damaged last seal is
     ignored."""
@@ -207,7 +213,7 @@ def _frames_of(
     while True:
         walk = SegmentWalk(path, start)
         yield from (frame for frame in walk if frame.position >= end)
-        if not is_last:
+        if until is not None:
             if walk.first_row + walk.rows != until:
                 raise damage_error(path, walk.end)
             return

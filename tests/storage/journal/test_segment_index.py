@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from storage.journal import segment_index as index_module
+from storage.journal import segments
 from storage.journal.record_batches import DamagedError
 from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import SegmentWriter, read_batches, segment_paths
@@ -56,3 +57,42 @@ def test_what_stands_before_is_not_read_again_unless_the_file_changed(tmp_path: 
     assert index.start_before(path, end - 3) is None
     with pytest.raises(DamagedError):
         numbers(tmp_path, end - 3, index)
+
+
+def test_a_reader_of_some_rows_opens_few_of_many_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a week has thousands of them, and each page that reads an answer looks for its
+    own."""
+    end = write(tmp_path, 0, 128, segment_bytes=1)
+    paths = segment_paths(tmp_path)
+    starts = [segments.rows_before(path) for path in paths]
+    assert len(paths) == 128
+    opened = set[Path]()
+
+    def rows_before(path: Path) -> int:
+        opened.add(path)
+        return starts[paths.index(path)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "rows_before", rows_before)
+        for place in (0, 1, 63, 64, 126):
+            opened.clear()
+            rows = read_batches(tmp_path, starts[place + 1] - 1)
+            assert next(rows).column(0).to_pylist()[0] == starts[place]
+            assert len(opened) <= 12
+    assert numbers(tmp_path, end - 1, None)[-1] == end - 1
+
+
+def test_a_damaged_segment_on_the_way_misleads_nobody(tmp_path: Path) -> None:
+    """Rows before it are found, and it is told when it is reached; nobody needs it behind it."""
+    end = write(tmp_path, 0, 64, segment_bytes=1)
+    paths = segment_paths(tmp_path)
+    places = [segments.rows_before(path) for path in paths]
+    paths[32].write_bytes(b"")  # the first that a search would ask
+    for number in (0, 3, 31):
+        rows = read_batches(tmp_path, places[number])
+        assert next(rows).column(0).to_pylist()[0] == places[number]
+        with pytest.raises(DamagedError):
+            list(rows)
+    assert numbers(tmp_path, places[40], None) == list(range(places[40], end))
