@@ -8,7 +8,6 @@ same update may come again: readers ask for a committed (lineage, update) and th
 Each segment's schema says its format and which columns it has.
 """
 
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,15 +22,8 @@ import pyarrow as pa
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import UpdateCommitted
 from headrace.protocol.token_spans import Float32
-from storage.journal.record_batches import read_frame
-from storage.journal.segments import (
-    BatchPlace,
-    SegmentWriter,
-    check_format,
-    read_frames,
-    rows_before,
-    segment_paths,
-)
+from storage.journal.record_batches import UNREADABLE, SegmentWalk, damage_error, read_frame
+from storage.journal.segments import BatchPlace, SegmentWriter, check_format, segment_paths
 
 DIAGNOSTICS_FORMAT = 2
 SCHEMA = pa.schema(
@@ -124,15 +116,8 @@ class DiagnosticsReader:
 
 LocatedBatch = tuple[BatchPlace, frozenset[tuple[int, int]]]
 """A batch's place, and of which (lineage, update) it has windows."""
-
-
-class _FolderIndex(NamedTuple):
-    """Batches in the segments of a folder, and each segment's size and time when read."""
-
-    stamps: dict[Path, tuple[int, int]]
-    found: list[LocatedBatch]
-
-
+_FolderIndex = dict[Path, tuple[tuple[int, int], list[LocatedBatch]]]
+"""A folder's segments, each with its size and time when it was read, and its batches."""
 _INDEXES: OrderedDict[Path, _FolderIndex] = OrderedDict()
 _INDEXED_FOLDERS = 8
 _INDEXING = threading.Lock()
@@ -141,24 +126,37 @@ _INDEXING = threading.Lock()
 def _located(folder: Path) -> list[LocatedBatch]:
     """All batches of a folder, in order. Unchanged segments are not indexed again."""
     with _INDEXING:
-        known = _INDEXES.pop(folder, _FolderIndex({}, []))
+        known, index = _INDEXES.pop(folder, {}), dict[Path, Any]()
         paths = segment_paths(folder)
-        about = {path: path.stat() for path in paths}
-        stamps = {path: (now.st_size, now.st_mtime_ns) for path, now in about.items()}
-        same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
-        unchanged = frozenset(same)
-        found = [located for located in known.found if located[0].path in unchanged]
-        if len(same) < len(paths):
-            first = max(0, rows_before(paths[len(same)])) if same else 0
-            for frame in read_frames(folder, first):
-                if frame.path not in unchanged:
-                    updates = zip(*(frame.batch[name].to_pylist() for name in _UPDATE), strict=True)
-                    place = BatchPlace(frame.path, frame.position)
-                    found.append((place, frozenset(updates)))
-        _INDEXES[folder] = _FolderIndex(stamps, found)
+        for path in paths:
+            stamp = (about := path.stat()).st_size, about.st_mtime_ns
+            index[path] = known.get(path, (None, []))
+            if index[path][0] != stamp:
+                index[path] = stamp, list(_batches_of(path, is_last=path == paths[-1]))
+        _INDEXES[folder] = index
         if len(_INDEXES) > _INDEXED_FOLDERS:
             _INDEXES.popitem(last=False)
-        return found
+        return [located for _, batches in index.values() for located in batches]
+
+
+def _batches_of(path: Path, *, is_last: bool) -> Iterator[LocatedBatch]:
+    """The batches of a segment. Of each only its updates are read, and no bytes are checked before
+    somebody asks for it: a long run has more figures than anybody waits for."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            reader = pa.ipc.open_stream(source)
+            while True:
+                place = BatchPlace(path, source.tell())
+                batch = reader.read_next_batch()
+                updates = zip(*(batch[name].to_pylist() for name in _UPDATE), strict=True)
+                yield place, frozenset(updates)
+    except StopIteration:
+        return
+    except UNREADABLE:
+        walk = SegmentWalk(path).done()
+        # Its last write may go on, and may have come to its end meanwhile.
+        if not is_last or (walk.ending() == "damaged" and SegmentWalk(path).done().end == walk.end):
+            raise damage_error(path, walk.end) from None
 
 
 class _IndexedBatch(NamedTuple):
