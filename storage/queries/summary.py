@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import case, func, literal, select
+from sqlalchemy import case, func, select
 
 from headrace.errors import UserError
 from headrace.metrics.health_ranges import alert_sentence
@@ -37,6 +37,7 @@ _TOKENS = (
     "in_flight",
     "abandoned",
     "evaluation",
+    "inserted",
 )
 
 
@@ -177,12 +178,7 @@ def _source(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outside(reader: RunReader) -> dict[str, int]:
-    """Tokens outside the balance: inserted by others, thrown away at a hold, lost on the way."""
-    inserted = select(func.sum(Trajectory.inserted)).where(
-        Trajectory.run == reader.key,
-        Trajectory.purpose == "train",
-        Trajectory.inserted > literal(0, literal_execute=True),  # they have an index
-    )
+    """Tokens that the journal lacks: thrown away at a hold, lost on the way."""
     by_reason = (
         select(TokenLoss.reason, func.sum(TokenLoss.tokens))
         .where(TokenLoss.run == reader.key)
@@ -190,7 +186,6 @@ def _outside(reader: RunReader) -> dict[str, int]:
     )
     losses = {reason: int(tokens) for reason, tokens in reader.rows(by_reason)}
     return {
-        "inserted": int(reader.value(inserted) or 0),
         "discarded_at_hold": losses.get("held", 0),
         "lost": sum(tokens for reason, tokens in losses.items() if reason != "held"),
     }

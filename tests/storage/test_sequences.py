@@ -94,7 +94,8 @@ def turns_run() -> list[Record]:
         batch,
         UpdateCommitted(
             at=6.0, update=1, lineage=0, version=1, train_time_s=1.0, trained_tokens=7,
-            window_ids=[window.window_id], value_trajectories=[], metrics={}, diagnostics=[],
+            window_ids=[window.window_id], value_trajectories=[], diagnostics=[],
+            metrics={"ledger/inserted": 4.0},
         ),
     ]  # fmt: skip
 
