@@ -73,9 +73,12 @@ def pages(
         page = ids[first : first + most]
         silence = Responses(np.zeros(len(page) + 1, np.int64), *EMPTY_RESPONSE[:3], {})
         yield loader.page(page, silence)
-    if tokens:
+    if tokens and not silent.all():
         spoken = ResponseSelection(wanted.ids[~silent], wanted.last_offsets[~silent])
-        for some in response_pages(reader.journal, spoken, PAGE_TOKENS, most):
+        # Ids rise in the order of issue: no chunk of these was written before the first of them.
+        oldest = Trajectory.run == reader.key, Trajectory.trajectory_id == int(spoken.ids[0])
+        first = int(reader.value(select(Trajectory.offset).where(*oldest)))
+        for some in response_pages(reader.journal, spoken, PAGE_TOKENS, most, first):
             yield loader.page(some.ids.tolist(), some.responses)
 
 

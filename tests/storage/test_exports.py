@@ -21,6 +21,8 @@ from storage.exports import export, pages, tokens
 from storage.exports.columns import type_name
 from storage.exports.packed_rows import ExportPart, RowBuffer
 from storage.exports.sql import ask
+from storage.journal.record_batches import DamagedError, SegmentWalk
+from storage.journal.segments import segment_paths
 from storage.queries import trajectory_detail
 from storage.run_store import RunStore
 from storage.text.token_table import REASONS
@@ -172,6 +174,23 @@ def test_nothing_found_is_a_file_with_every_column(run_dir: Path, tmp_path: Path
     summary = export(run_dir, "tokens", None, out, where="length > 1000")
     assert (summary.rows, summary.left_out) == (0, ())
     assert {"token", "mark", "position"} <= set(pa.parquet.read_schema(out).names)
+
+
+def test_an_export_of_late_answers_reads_nothing_from_before_they_began(tmp_path: Path) -> None:
+    """Of the thousands of segments of a long run."""
+    run_dir = write_run(tmp_path / "long-1")
+    store = RunStore.open(run_dir)
+    store.append([group(6), chunk(60, 0, 8)])
+    store.close()
+    early, _ = segment_paths(run_dir / "journal")
+    frame = list(SegmentWalk(early))[1]
+    data = bytearray(early.read_bytes())
+    data[frame.end - 9] ^= 1
+    early.write_bytes(data)
+    export(run_dir, "trajectories", None, tmp_path / "late.jsonl", where="trajectory_id >= 60")
+    assert [row["token_ids"] for row in rows_of(tmp_path / "late.jsonl")] == [list(range(8))]
+    with pytest.raises(DamagedError):
+        export(run_dir, "trajectories", None, tmp_path / "all.jsonl")
 
 
 @pytest.mark.parametrize("fmt", ["parquet", "arrow"])
