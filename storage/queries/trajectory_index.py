@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from sqlalchemy import select
 
 from headrace.protocol.records.record_types import AuditArrived
-from storage.database.reader import RunReader
+from storage.database.reader import RunReader, read_config
 from storage.database.tables import Projection, Trajectory
 from storage.database.trajectory_rows import COLUMNS as COLUMNS_OF
 from storage.exports.columns import WORD, array_of
@@ -163,7 +163,8 @@ def _may_change(status: str, score: str | None) -> bool:
 
 def _read_on(reader: RunReader, known: _IndexedRun) -> None:
     """Read all rows again that may have changed."""
-    if known.offset >= 0 and "audit_status" in known.schema.names:
+    is_audited = read_config(reader.run_dir)["reward"]["audit"] is not None
+    if is_audited and known.offset >= 0 and "audit_status" in known.schema.names:
         # An audit comes behind the reward, of whichever answer.
         for batch in read_batches(reader.journal, known.offset, _SEGMENT_INDEX):
             audits = batch.filter(pc.equal(batch.column("kind"), AuditArrived.__name__))

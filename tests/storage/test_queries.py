@@ -482,7 +482,12 @@ def test_queries_on_postgresql(tmp_path: Path, postgresql_url: str) -> None:
 
 def test_sources_of_rewards(tmp_path: Path) -> None:
     """One good score of two answers; the good one is audited in vain, then not again."""
-    store = RunStore.create(tmp_path / "run", "run", run_config())
+    reward = {
+        "sources": {"truth": {"kind": "math"}, "judge": {"kind": "function", "function": "m:f"}},
+        "route": {"default": "truth"},
+        "audit": {"source": "truth", "share": 1.0},
+    }
+    store = RunStore.create(tmp_path / "run", "run", run_config(reward=reward))
     for records in small_run():
         store.append(records)
     audited = AuditArrived(

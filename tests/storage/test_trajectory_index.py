@@ -8,7 +8,10 @@ import pytest
 
 from storage import queries
 from storage.queries import trajectory_index
+from storage.run_store import RunStore
 from tests.dashboard.scripted_run import write_run
+from tests.storage.samples import chunk, group
+from tests.storage.samples import write_run as write_samples
 
 SORTS = ("trajectory_id", "length", "reward", "group_id", "status", "gap", "surprise")
 SOURCES = {
@@ -112,3 +115,20 @@ def test_few_runs_are_kept(tmp_path: Path) -> None:
         run = write_run(tmp_path / str(number), updates=2, roll_back_after=None)
         both(run, {})
     assert len(trajectory_index._KNOWN) == trajectory_index.MAX_RUNS
+
+
+def test_the_journal_is_not_read_for_audits_of_a_run_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of it lie between two visits of a page."""
+    run_dir = write_samples(tmp_path / "run")
+
+    def none_of_it(*_: object) -> None:
+        raise AssertionError("the journal was read")
+
+    monkeypatch.setattr(trajectory_index, "read_batches", none_of_it)
+    both(run_dir, {}, where="audit_status is null")
+    store = RunStore.open(run_dir)
+    store.append([group(6), chunk(60, 0, 8)])
+    store.close()
+    both(run_dir, {}, where="audit_status is null")
