@@ -3,7 +3,7 @@ is gone, or says Hello anew."""
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -82,6 +82,29 @@ async def test_an_accuracy_ends_a_run_when_two_updates_reach_it(
             patch.setattr(type(state), "committed", committed)
             found = stage.coordinator.phases._stop_reason()
         assert found == ("accuracy 0.900 twice" if ends else None)
+
+
+async def test_an_accuracy_is_looked_for_in_the_last_evaluations_alone(tmp_path: Path) -> None:
+    looked = 0
+
+    class Evaluations(list[EvaluationDone]):
+        def __reversed__(self) -> Iterator[EvaluationDone]:
+            nonlocal looked
+            for each in self[::-1]:
+                looked += 1
+                yield each
+
+    config = endless()
+    config = config.model_copy(update={"stop": config.stop.model_copy(update={"accuracy": 0.9})})
+    async with staged(config, tmp_path / "run-1") as stage:
+        state = stage.hub.state
+        state.evaluations = Evaluations(
+            replace(evaluated(), update=n, accuracy=0.5) for n in range(1, 101)
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(state), "committed", 100)
+            assert stage.coordinator.phases._stop_reason() is None
+        assert looked == 2
 
 
 async def test_an_end_that_waits_for_the_disk_holds_nobody_up(
