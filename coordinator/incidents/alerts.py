@@ -115,8 +115,8 @@ class RewardAlerts:
 
 KEPT = 20
 """Number of alerts that a monitor receives."""
-MOST = 1000
-"""Maximum number of alerts recorded in a coordinator's life."""
+MOST, DAY_S = 1000, 86_400.0
+"""Maximum number of alerts recorded in a day: every checkpoint of a large model is a wait."""
 CAUGHT_UP = "SQL has caught up with the journal"
 Level = Literal["info", "warning", "error"]
 
@@ -130,7 +130,7 @@ class ProcessWait(NamedTuple):
 
 @dataclass
 class Incidents:
-    """Incidents and waits of processes; each text is reported once, all are bounded.
+    """Incidents and waits of processes; each text is reported once a day, all are bounded.
 
     `write` takes a level, a kind and a text, and puts them into the run's history.
     """
@@ -141,10 +141,13 @@ class Incidents:
     newest: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
     _told: set[str] = field(default_factory=set)
     _written: int = 0
+    _began: float = field(default_factory=time.monotonic)
     _lags: bool = False
 
     def report(self, kind: str, text: str, level: Level = "warning") -> None:
-        """Report an incident, unless its text was reported before."""
+        """Report an incident, unless its text was reported in this day."""
+        if time.monotonic() - self._began >= DAY_S:
+            self._began, self._written, self._told = time.monotonic(), 0, set()
         if text in self._told or self._written >= MOST:
             return
         self._told.add(text)

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from coordinator.incidents.alerts import KEPT, MOST, Incidents
+from coordinator.incidents.alerts import DAY_S, KEPT, MOST, Incidents
 from coordinator.persistence import recorder as module
 from coordinator.persistence.recorder import Recorder
 from headrace.errors import StorageBlockedError
@@ -135,6 +135,20 @@ def test_troubles_are_told_once_and_bounded() -> None:
         troubles.set_wait("learner-0", "disk", "room" if number % 2 else "")
     assert len(written) == MOST
     assert len(troubles.newest) == KEPT
+
+
+def test_troubles_are_told_on_the_next_day_too() -> None:
+    """The waits for a large model's checkpoints are more than a thousand in a week."""
+    written: list[str] = []
+    troubles = Incidents(lambda _level, _kind, text: written.append(text))
+    for number in range(2 * MOST):
+        troubles.set_wait("learner-0", "disk", "" if number % 2 else "room")
+    troubles.report("k", "text")
+    assert len(written) == MOST
+    troubles._began -= DAY_S
+    for _ in range(2):
+        troubles.report("k", "text")
+    assert written[MOST:] == ["text"]
 
 
 @pytest.mark.parametrize("ticks", range(5))
