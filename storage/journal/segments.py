@@ -157,14 +157,6 @@ def read_batches(
     Safe while another process appends: an incomplete batch ends the iteration. DamagedError at the
     first changed byte, before anything behind it is yielded. `index`: with it the rows long
     before `first_row` are not read again."""
-    for frame in read_frames(folder, first_row, index):
-        yield frame.batch
-
-
-def read_frames(
-    folder: Path, first_row: int = 0, index: SegmentIndex | None = None
-) -> Iterator[Frame]:
-    """The frames of the batches of `read_batches`."""
     paths = segment_paths(folder)
     if paths and rows_before(paths[-1]) < 0:  # being made, or its writer died over it
         walk = SegmentWalk(paths[-1]).done()
@@ -176,9 +168,8 @@ def read_frames(
     for number, path in enumerate(paths, 1):
         first = rows_before(path)
         if (row < 0 and first > first_row) or (row >= 0 and first not in (row, -1)):
-            following = max(row, first_row)
             raise damage_error(
-                path, 0, f"it begins with record {first:,}, and {following:,} is next"
+                path, 0, f"it begins with record {first:,}, and {max(row, first_row):,} is next"
             )
         start = None
         if index is not None and row < 0 <= first:
@@ -193,7 +184,7 @@ def read_frames(
             digest = frame.digest
             row += frame.batch.num_rows
             if row > first_row:
-                yield frame
+                yield frame.batch
 
 
 def _place_of(paths: list[Path], row: int) -> int:
