@@ -38,6 +38,9 @@ class WeightGroup:
 
     def __init__(self, store: TCPStore, rank: int, size: int, device: torch.device) -> None:
         self._device = device
+        # NCCL waits without end for a rank that never comes.
+        store.set(f"here: {rank}", "yes")
+        store.wait([f"here: {other}" for other in range(size)])
         if device.type == "cuda":
             # NCCL's watchdog would end this process with the other. Groups that exist keep theirs.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
