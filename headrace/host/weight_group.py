@@ -42,11 +42,12 @@ class WeightGroup:
         store.set(f"here: {rank}", "yes")
         store.wait([f"here: {other}" for other in range(size)])
         if device.type == "cuda":
-            # NCCL's watchdog would end this process with the other. Groups that exist keep theirs.
-            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+            # Without a watchdog, which would end this process minutes after a call that failed.
+            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
             options = torch.distributed.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
             self._group: Any = torch.distributed.ProcessGroupNCCL(store, rank, size, options)
+            del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
             self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         else:
             self._group = torch.distributed.ProcessGroupGloo(store, rank, size, TIMEOUT)

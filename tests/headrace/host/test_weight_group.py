@@ -1,5 +1,6 @@
 """Groups of NCCL need more than those of gloo, which engines and the publisher try."""
 
+import os
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -10,19 +11,21 @@ from headrace.host import weight_group
 from headrace.host.weight_group import WeightGroup, open_rendezvous
 
 GPU = torch.device("cuda", 0)
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 class Nccl:
-    """A group of torch, as far as one is made here."""
+    """A group of torch, as far as one is made here. It reads variables then."""
 
     Options = SimpleNamespace
 
     def __init__(self, store: object, rank: int, size: int, options: SimpleNamespace) -> None:
-        self.timeout = options._timeout
+        self.timeout, self.waits = options._timeout, os.environ.get(BLOCKING_WAIT)
 
 
 @pytest.fixture(autouse=True)
 def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(BLOCKING_WAIT, raising=False)
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
 
@@ -33,3 +36,10 @@ def test_no_group_begins_before_all_are_there(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(weight_group, "TIMEOUT", timedelta(seconds=1))
     with pytest.raises(RuntimeError):
         WeightGroup(open_rendezvous("127.0.0.1"), 0, 2, GPU)
+
+
+def test_no_watchdog_looks_at_a_group_and_others_keep_theirs() -> None:
+    """A watchdog that sees a failed call has the process's first group end it 8 minutes later."""
+    group = WeightGroup(open_rendezvous("127.0.0.1"), 0, 1, GPU)
+    assert (group._group.waits, group._group.timeout) == ("1", weight_group.TIMEOUT)
+    assert BLOCKING_WAIT not in os.environ
