@@ -198,8 +198,7 @@ class VllmEngine:
         """Process id of the engine."""
         self.recompute_on_update = settings.recompute_on_update
         self._settings, self._layout = settings, layout
-        adapter = settings.adapter
-        self._adapter = None if adapter is None else VllmAdapter(adapter, layout)
+        self._adapter = VllmAdapter(settings.adapter, layout) if settings.adapter else None
         self._engine: Any = None
         self._memory: EngineMemory | None = None
         self._live: dict[str, _LiveRequest] = {}
@@ -465,8 +464,7 @@ class VllmEngine:
             # Every live request samples from it from its present token count on.
             self.version, self._last_good = version, source if isinstance(source, Path) else None
             for state in self._states():
-                live = self._live.get(state.external_req_id)
-                if live is not None:
+                if live := self._live.get(state.external_req_id):
                     live.boundaries.append((state.detokenizer.num_output_tokens(), version))
         await self._engine.resume_generation()
         gap = time.perf_counter() - paused
@@ -500,20 +498,23 @@ class VllmEngine:
         for attempt in (source, self._last_good):
             if attempt is None:
                 continue
+            call: tuple[Any, ...] = ("headrace_load", str(attempt))
+            if isinstance(attempt, BroadcastReply):
+                size = self._settings.tensor_parallel_size + 1
+                tensors = msgspec.to_builtins(attempt.tensors)
+                call = ("headrace_receive", attempt.rendezvous, size, tensors)
+            failures = [""]
             try:
-                if isinstance(attempt, BroadcastReply):
-                    size = self._settings.tensor_parallel_size + 1
-                    tensors = msgspec.to_builtins(attempt.tensors)
-                    call = (attempt.rendezvous, size, tensors)
-                    await self._engine.collective_rpc("headrace_receive", args=call)
-                elif self._adapter is not None:
+                if self._adapter is not None and isinstance(attempt, Path):
                     await self._engine.add_lora(self._adapter.request(attempt))
                 else:
-                    await self._engine.collective_rpc("headrace_load", args=(str(attempt),))
-            except Exception as error:  # any failure in the worker arrives as a bare Exception
-                _LOG.error("loading %s failed: %s", attempt, error)
+                    failures = await self._engine.collective_rpc("headrace_try", args=call)
+            except Exception as error:  # any failure of the engine arrives as a bare Exception
+                failures = [repr(error)]
+            if failure := max(failures):
+                _LOG.error("loading %s failed: %s", attempt, failure)
                 if self._engine.errored:
-                    raise EngineDeadError("the vLLM engine process died while loading") from error
+                    raise EngineDeadError("the vLLM engine process died while loading")
                 continue
             if self._settings.media is not None:
                 # The worker has dropped its images' embeddings; the scheduler still counts on them.

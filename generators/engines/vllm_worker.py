@@ -14,6 +14,7 @@ import contextlib
 import multiprocessing
 import os
 import stat
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -90,9 +91,23 @@ def allow_amx() -> None:
 class WeightLoader:
     """Extension of vLLM's worker, called by `collective_rpc` between steps."""
 
+    def headrace_try(self: Any, method: str, *args: Any) -> str:
+        """Load by a method of this class; return how that failed, an empty text if it did not.
+
+        vLLM reads answers up to the first exception, and the others as those to its next call."""
+        try:
+            getattr(self, method)(*args)
+        except Exception:  # whatever it is, each worker answers
+            return traceback.format_exc()
+        return ""
+
     def headrace_load(self: Any, path: str) -> None:
         """Replace all weights by those of a safetensors file."""
-        self.headrace_replace(_tensors(path))
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            self.headrace_replace((name, file.get_tensor(name)) for name in names)
 
     def headrace_receive(
         self: Any, rendezvous: str, size: int, tensors: Sequence[tuple[str, str, list[int]]]
@@ -157,11 +172,3 @@ def _forget_failed_load(model: Any) -> None:
             info.loaded_weights.clear()
             restore_layer_on_meta(layer, info)
             initialize_online_processing(layer)
-
-
-def _tensors(path: str) -> Iterator[tuple[str, Any]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            yield name, file.get_tensor(name)
