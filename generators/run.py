@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
 from generators.engines.fake_engine import FakeEngine
+from generators.engines.vllm_adapter import adapter_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings, cache_folder
 from generators.rollout.cpu_affinity import FrontCores
 from generators.rollout.loop import GeneratorLoop
@@ -93,8 +94,6 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             trust_remote_code=config.model.trust_remote_code,
             wide_head=config.model.head_precision == "float32",
         )
-    from generators.engines.vllm_adapter import adapter_layout
-
     adapter = config.learner.published_adapter
     if adapter is not None:
         if images:

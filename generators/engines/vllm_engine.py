@@ -40,6 +40,8 @@ from generators.engine import (
     mix,
 )
 from generators.engines.vllm_adapter import VllmAdapter
+from generators.engines.vllm_gather import TOKENS_VARIABLE
+from generators.engines.vllm_worker import OWNER_VARIABLE, record_open_files
 from generators.engines.weights import WeightLayout, request_broadcast
 from headrace.config.sections.learner import AdapterConfig
 from headrace.data.image_processor import collapse_placeholders
@@ -117,9 +119,6 @@ def cache_folder() -> Path:
 
 def prepare_environment(settings: VllmSettings) -> None:
     """Set the environment of vLLM; the user's own values win where they may."""
-    from generators.engines.vllm_gather import TOKENS_VARIABLE
-    from generators.engines.vllm_worker import OWNER_VARIABLE
-
     cache = cache_folder()
     # One pass over a step's outputs: boundaries are read between passes.
     os.environ["VLLM_V1_OUTPUT_PROC_CHUNK_SIZE"] = str(max(128, settings.max_num_seqs))
@@ -164,8 +163,6 @@ def fork_engine(*, on_gpu: bool, tensor_parallel_size: int) -> None:
     if sys.platform != "linux" or on_gpu or tensor_parallel_size > 1:
         return
     import vllm.plugins
-
-    from generators.engines.vllm_worker import record_open_files
 
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     vllm.plugins.plugins_loaded = False  # The child loads them, too.
@@ -415,7 +412,7 @@ class VllmEngine:
             return await self._load(path, version, reason, began)
 
     async def receive_weights(
-        self, notice: WeightNotice, *, name: str, curve_keys: str | None = None
+        self, notice: WeightNotice, name: str, curve_keys: str | None = None
     ) -> LoadReport | None:
         """Replace the weights by the learner's broadcast; None: it offers none to this engine.
 
@@ -542,11 +539,10 @@ def _deltas(live: _LiveRequest, completion: Any) -> list[TokenDelta]:
     """Cut a completion's new tokens at the version boundaries inside them."""
     token_ids = completion.token_ids
     logprobs = completion.logprobs.logprobs if token_ids else []
-    finish = None
-    if completion.finish_reason is not None:
-        finish = _FINISH.get(completion.finish_reason)
-        if finish is None:
-            raise RequestError(f"vLLM ended the request: {completion.finish_reason}")
+    reason = completion.finish_reason
+    finish = _FINISH.get(reason)
+    if finish is None and reason is not None:
+        raise RequestError(f"vLLM ended the request: {reason}")
     hot = live.hot and live.taken == 0 and len(token_ids) > 0
     parts = []
     while live.boundaries and live.boundaries[0][0] < live.taken + len(token_ids):

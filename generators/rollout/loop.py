@@ -16,7 +16,7 @@ go on meanwhile. Silence for `stall_timeout_s` raises RunFailedError.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,13 +57,8 @@ class CoordinatorChannel(Protocol):
         """Receive the next good message."""
 
 
-class Receive(Protocol):
-    """Loading of weights as the learner broadcasts them (`VllmEngine.receive_weights`)."""
-
-    async def __call__(
-        self, notice: m.WeightNotice, *, name: str, curve_keys: str | None
-    ) -> LoadReport | None:
-        """Load the announced version; None: not to be had."""
+Receive = Callable[[m.WeightNotice, str, str | None], Awaitable[LoadReport | None]]
+"""Loading of weights as the learner broadcasts them (`VllmEngine.receive_weights`)."""
 
 
 class GeneratorLoop:
@@ -269,7 +264,7 @@ class GeneratorLoop:
                 name, keys = self._hello.name, self._curve_keys
                 report = None
                 if self._receive_weights is not None:
-                    report = await self._receive_weights(notice, name=name, curve_keys=keys)
+                    report = await self._receive_weights(notice, name, keys)
                 if report is None:
                     path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
                     report = await self._engine.load_weights(path, notice.version)

@@ -141,9 +141,8 @@ class WeightPublisher:
         digest = weights_digest(partial)
         partial.rename(path)
         self._kept.append(version)
-        for old in self._kept[:-KEPT_VERSIONS]:
-            _file_of(self._folder, old).unlink(missing_ok=True)
-        self._kept = self._kept[-KEPT_VERSIONS:]
+        while len(self._kept) > KEPT_VERSIONS:
+            _file_of(self._folder, self._kept.pop(0)).unlink(missing_ok=True)
         self._server.offer(version, weights)
         return WeightNotice(
             version=version,
@@ -198,8 +197,7 @@ class _WeightServer(threading.Thread):
         piece = min(PIECE_BYTES, limits.max_bytes // 2)
         try:
             while not self._end.is_set():
-                arrival = router.receive(_POLL_S)
-                match arrival:
+                match router.receive(_POLL_S):
                     case (name, WeightRequest() as request):
                         router.send(name, _piece(self._folder, request, piece))
                     case (name, BroadcastRequest() as request) if self._device is not None:
