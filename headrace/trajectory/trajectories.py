@@ -5,6 +5,7 @@ tokens are appended in order and exactly once; a stretch of the streams says abo
 its chunk said.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -194,15 +195,9 @@ class Trajectory:
         self._logprobs.append(np.array(chunk.logprobs, np.float32))
 
     def _mark(self, chunk: ChunkArrived, streams: Streams) -> None:
-        """Add a chunk's streams; where it names no piece, the policy goes on in its turn."""
-        pieces, size = streams.pieces, chunk.token_ids.size
-        if pieces and not self.pieces and self.length:
-            self.pieces.append(Piece("policy", "assistant", 0, 0, self.length))
-        if not pieces and self.pieces and size:
-            turn, start = self.pieces[-1].turn, chunk.start
-            pieces = [Piece("policy", "assistant", turn, start, start + size)]
-        for piece in pieces:
-            self._extend(piece)
+        """Add a chunk's streams."""
+        if streams.pieces or self.pieces:
+            add_pieces(self.pieces, streams.pieces, chunk.start, chunk.start + chunk.token_ids.size)
         self.weights += streams.weights
         self.rewards += streams.rewards
         self.coefficients += streams.coefficients
@@ -210,15 +205,6 @@ class Trajectory:
         if streams.step is not None:
             self.steps.append(streams.step)
             self.paused = False
-
-    def _extend(self, piece: Piece) -> None:
-        """Append a piece, joined to the last one where they are alike."""
-        if self.pieces and self.pieces[-1].end == piece.start:
-            joined = replace(piece, start=self.pieces[-1].start)
-            if joined == replace(self.pieces[-1], end=piece.end):
-                self.pieces[-1] = joined
-                return
-        self.pieces.append(piece)
 
     def spans_between(self, start: int, end: int) -> list[Span]:
         """Version spans clipped to [start, end)."""
@@ -314,3 +300,19 @@ class Group:
         """Return the record of another group of this prompt; `its_own`: ids, opening, seeds."""
         known = {each.name: getattr(self, each.name) for each in fields(self)}
         return GroupIssued(**known | its_own)
+
+
+def add_pieces(known: list[Piece], new: Sequence[Piece], start: int, end: int) -> None:
+    """Append the pieces of positions [start, end) to those before, joined where they are alike.
+
+    Without new ones the policy goes on in its turn; without earlier ones it wrote all before."""
+    if start and not known:
+        known.append(Piece("policy", "assistant", 0, 0, start))
+    if not new and start < end:
+        new = [Piece("policy", "assistant", known[-1].turn if known else 0, start, end)]
+    for piece in new:
+        joined = replace(piece, start=known[-1].start) if known else piece
+        if known and joined == replace(known[-1], end=piece.end):
+            known[-1] = joined
+        else:
+            known.append(piece)

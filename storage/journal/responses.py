@@ -8,9 +8,8 @@ for a page and for twice the wanted responses that are still being put together.
 from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.protocol.records.record_types import ChunkArrived
 from headrace.protocol.token_spans import Float32, Int32, Piece, Streams
+from headrace.trajectory.trajectories import add_pieces
 from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import read_batches
 from storage.journal.store import decode
@@ -201,25 +201,12 @@ def _streams(chunks: list[ChunkArrived]) -> Streams | None:
 
 
 def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
-    """Pieces that cover the response. A chunk without pieces continues the policy's last turn."""
+    """Pieces that cover the response."""
     joined: list[Piece] = []
     for chunk in chunks:
         pieces = chunk.streams.pieces if chunk.streams is not None else []
-        if not pieces and len(chunk.token_ids):
-            turn = joined[-1].turn if joined else 0
-            end = chunk.start + len(chunk.token_ids)
-            pieces = [Piece("policy", "assistant", turn, chunk.start, end)]
-        for piece in pieces:
-            last = joined[-1] if joined else None
-            if last is not None and _kind(last) == _kind(piece):
-                joined[-1] = msgspec.structs.replace(last, end=piece.end)
-            else:
-                joined.append(piece)
+        add_pieces(joined, pieces, chunk.start, chunk.start + len(chunk.token_ids))
     return joined
-
-
-def _kind(piece: Piece) -> tuple[Any, ...]:
-    return piece.source, piece.role, piece.turn, piece.media
 
 
 def covered(starts: Int64, ends: Int64) -> Int64:
