@@ -202,7 +202,9 @@ def check_environment(config: RunConfig) -> RunConfig:
             "turn besides, by environment.scored = true"
         )
     prompt = build_source(config.task, config.seed).row_at(0).prompt
-    if isinstance(prompt, str) and config.model.chat_template != "always":
+    mode = config.model.chat_template
+    asks = environment.is_agent and mode == "auto" and policy_tokenizer(config).chat_template
+    if isinstance(prompt, str) and mode != "always" and not asks:
         if tools:
             raise UserError(
                 "environment: a chat template shows the tools, and the prompts are plain text; set "
@@ -212,7 +214,7 @@ def check_environment(config: RunConfig) -> RunConfig:
     tokenizer = policy_tokenizer(config)
     MessageRenderer(tokenizer, is_chat=True, appends=environment.template == "append")
     found: dict[str, Any] = {"tools": tools, "scored": environment.scored or not ready.pays}
-    if tools:
+    if tools or environment.is_agent:
         found["calls"] = _call_format(environment, str(tokenizer.chat_template))
     return config.model_copy(update={"environment": environment.model_copy(update=found)})
 

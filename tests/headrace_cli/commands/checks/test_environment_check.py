@@ -12,6 +12,7 @@ from tests.environments.misbehaviour import __file__ as FILE
 from tests.integration.runs import REPOSITORY
 
 CALCULATOR = REPOSITORY / "recipes" / "calculator.toml"
+AGENTS = REPOSITORY / "tests" / "environments" / "agents.py"
 
 
 SAYS = "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
@@ -68,6 +69,19 @@ def test_calls_are_written_as_the_template_says(tmp_path: Path, template: str, f
     kept = checked(f"model.path={tmp_path}", *chat, "environment.calls=llama").environment
     assert kept is not None
     assert kept.calls == "llama"
+
+
+@pytest.mark.parametrize("chat", ["auto", "always"])
+def test_an_agents_requests_are_a_chat_whatever_its_prompts_are(tmp_path: Path, chat: str) -> None:
+    agent = [f"environment.name=agent:{AGENTS}:echo", f"model.chat_template={chat}"]
+    asks = with_template(tmp_path, '{{ tools }}{"name": x, "parameters": y}' + SAYS)
+    environment = checked(asks, *agent).environment
+    assert environment is not None
+    assert (environment.calls, environment.tools, environment.scored) == ("llama", [], False)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    with pytest.raises(UserError, match="changes earlier messages"):
+        checked(asks, *agent)
+    assert checked(agent[0]) == load_recipe(CALCULATOR, agent[:1]), "its model has no template"
 
 
 def test_a_template_that_cannot_be_extended_ends_all_before_it_begins(tmp_path: Path) -> None:
