@@ -335,6 +335,8 @@ class AgentPool(EnvironmentPool):
     def _conclude(self, session: AgentSession, reply: StepReply) -> None:
         """End the session of an agent that has ended."""
         status, error, step = reply.status, reply.error, reply.step
+        if status == "ok" and any(len(b.steps) < len(b.known) for b in session.branches):
+            session.finish("diverged", Step(), "played again, the agent asked less than before")
         if status == "ok" and not session.branches[0].steps:
             status, error = "invalid", "the agent ended and has asked nothing"
         elif status == "crashed" and session.rewritten:

@@ -169,6 +169,17 @@ async def otherwise(row: Row, *, base_url: str, api_key: str, flag: str) -> floa
     os._exit(1)
 
 
+async def hasty(row: Row, *, base_url: str, api_key: str, flag: str) -> float:
+    """End its process once, behind the second turn; built again, end the episode before it."""
+    chat = Chat(base_url, api_key)
+    await chat.say("0")
+    if Path(flag).exists():
+        return 1.0
+    await chat.say("1")
+    Path(flag).touch()
+    os._exit(1)
+
+
 async def late(row: Row, *, base_url: str, api_key: str, flag: str) -> None:
     """Ask after its end, and write down the answer."""
     chat = Chat(base_url, api_key, max_retries=0)

@@ -330,7 +330,8 @@ def test_an_agent_that_blocks_its_process_costs_those_nothing_that_wait(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("deadly", "ok"), ("fickle", "lost"), ("otherwise", "diverged")]
+    ("name", "status"),
+    [("deadly", "ok"), ("fickle", "lost"), ("otherwise", "diverged"), ("hasty", "diverged")],
 )
 def test_an_agent_whose_process_dies_plays_again(name: str, status: str, tmp_path: Path) -> None:
     async def story(pool: AgentPool) -> None:
