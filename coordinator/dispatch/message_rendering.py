@@ -59,10 +59,12 @@ class MessageRenderer:
         is_first: bool = False,
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
+        behind: int = -1,
     ) -> "RenderedMessages | None":
         """Render at most `most` ids; None where not even a chat's frame fits.
 
-        `is_first`: they follow the prompt. `whole`: they are the whole chat, shown with `tools`."""
+        `is_first`: they follow the prompt. `whole`: they are the whole chat, shown with `tools`.
+        `behind`: the id before them, which ends a turn and does not begin the frame once more."""
         texts = [message.content for message in messages]
         frames = [""] * (len(texts) + 1)
         if self._is_chat:
@@ -71,6 +73,8 @@ class MessageRenderer:
             raise UserError("the model has no chat template that would show tools")
         inside = [self._encode(text, special=False) for text in texts]
         around = [self._encode(frame, special=True) for frame in frames]
+        if around[0][:1] == [behind]:  # Gemma ends turns with another token than texts.
+            del around[0][0]
         room = most - sum(map(len, around))
         if room < 0 or most == 0:
             return None

@@ -274,6 +274,7 @@ class EpisodeManager:
         found = self._rendering[is_chat].ids(
             step.messages, most=max(0, room), is_first=is_first,
             whole=is_first and is_agent, tools=step.tools,
+            behind=-1 if is_first else int(trajectory.tokens[-1]),
         )  # fmt: skip
         if found is None or found.cut:
             text = f"trajectory {trajectory.trajectory_id}: its environment says more than that"
