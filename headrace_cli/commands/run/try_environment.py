@@ -79,9 +79,8 @@ class ModelPlayer(TerminalPlayer):
 
     def start_episode(self, row: Any, step: Step) -> None:
         """Read the prompt and the reset's messages."""
-        self._is_chat = not isinstance(row.prompt, str)
-        self._is_chat |= self._config.model.chat_template == "always"
-        self._ids = self._prompts.encode(row).ids.tolist()
+        encoded = self._prompts.encode(row)
+        self._is_chat, self._ids = self._prompts.is_chat(encoded.messages), encoded.ids.tolist()
         self._insert(step, is_first=True)
 
     def next_turn(self) -> PolicyTurn:
@@ -106,7 +105,10 @@ class ModelPlayer(TerminalPlayer):
     def _insert(self, step: Step, *, is_first: bool) -> None:
         if step.messages or (self._is_chat and is_first):
             rendering = self._prompts.rendering(is_chat=self._is_chat)
-            said = rendering.ids(step.messages, most=1 << 20, is_first=is_first)
+            said = rendering.ids(
+                step.messages, most=1 << 20, is_first=is_first, whole=not self._ids,
+                tools=step.tools, behind=-1 if is_first else self._ids[-1],
+            )  # fmt: skip
             self._ids += [] if said is None else said.ids.tolist()
 
 
@@ -131,7 +133,7 @@ async def _play(
     """One episode; False where no more turns come."""
     seen = {"id": row.id, "prompt": str(row.prompt), "answer": row.answer, **row.info}
     if not isinstance(row.prompt, str):
-        seen["messages"] = row.prompt
+        seen["prompt" if config.is_agent else "messages"] = row.prompt
 
     async def ask(number: int, turns: Sequence[PolicyTurn]) -> Step:
         reply = await pool.reply(

@@ -1,10 +1,17 @@
 """`headrace try-environment` as a person plays."""
 
 import io
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from headrace.config.loading.recipe import load_recipe
+from headrace.protocol.messages.environments import InsertedMessage, Step
 from headrace_cli.cli import main
+from headrace_cli.commands.checks.reward_check import policy_tokenizer
+from headrace_cli.commands.run.try_environment import ModelPlayer
+from tasks.datasets.source import build_source
 from tests.integration.runs import REPOSITORY
 
 RECIPES = REPOSITORY / "recipes"
@@ -68,3 +75,20 @@ def test_an_environment_that_fails_says_so(
     thing = f"environment.name={REPOSITORY}/tests/environments/misbehaviour.py:Echo"
     code, _, err = played(monkeypatch, capsys, "RAISE\n", recipe, thing, "environment.options={}")
     assert (code, "environment_crashed: ValueError: it broke" in err) == (2, True), err
+
+
+def test_a_model_reads_an_agents_requests_as_in_a_run(tmp_path: Path) -> None:
+    for file in (RECIPES / "models" / "products-cold").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.content }}]<eos>{% endfor %}"
+        "{% if add_generation_prompt %}={% endif %}"
+    )
+    config = load_recipe(RECIPES / "agent.toml", [f"model.path={tmp_path}"])
+    row = build_source(config.task, config.seed).row_at(0)
+    player, end = ModelPlayer(config), policy_tokenizer(config).eos_token_id
+    player.start_episode(row, Step(messages=[InsertedMessage("user", "2*3")]))
+    assert player._prompts.decode(np.array(player._ids, np.int32)) == "[2*3]="
+    player._ids.append(end)
+    player.observe(Step(messages=[InsertedMessage("tool", "6")]))
+    assert player._prompts.decode(np.array(player._ids, np.int32)) == "[2*3]=[6]="
