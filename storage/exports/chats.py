@@ -104,10 +104,14 @@ def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[in
     chats: list[tuple[Chat, list[int]]] = [([], []) for _ in range(page.size)]
     whose = np.searchsorted(page.borders, borders[:-1], side="right") - 1
     for text, start, row in zip(texts, borders[:-1].tolist(), whose.tolist(), strict=True):
-        if (source := SOURCES[sources[start]]) in _SPEAKERS:
-            chat, own = chats[row]
+        source, role, (chat, own) = SOURCES[sources[start]], ROLES[roles[start]], chats[row]
+        # A frame stands before each message, an empty one too: a program may print nothing.
+        begins = source == "template" and role != "assistant"
+        if begins or source in _SPEAKERS:
+            if role != "assistant" and chat[-1:] == [{"role": role, "content": ""}]:
+                chat.pop()
             own += [len(chat)] * (source == "policy")
-            chat.append({"role": ROLES[roles[start]], "content": text})
+            chat.append({"role": role, "content": "" if begins else text})
     return chats
 
 

@@ -141,6 +141,10 @@ OPENED: Pieces = [
     ("environment", "user", 0), ("template", "assistant", 0), ("policy", "assistant", 0),
     ("template", "user", 1), ("environment", "user", 1), ("policy", "assistant", 1),
 ]  # fmt: skip
+SILENT: Pieces = [
+    ("policy", "assistant", 0), ("policy", "assistant", 0), ("template", "tool", 1),
+    ("template", "assistant", 1), ("policy", "assistant", 1), ("policy", "assistant", 1),
+]  # fmt: skip
 
 
 def episode(key: int, *tokens: int, reward: float, sources: Pieces = CALL) -> list[Record]:
@@ -214,6 +218,18 @@ def test_what_is_said_before_the_policys_first_turn_is_prompt(tmp_path: Path, ag
     assert exported(run_dir, "sft", schema="trl") == [{"prompt": prompt, "completion": chosen}]
     (pair,) = exported(run_dir, "preferences", schema="trl")
     assert pair == {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def test_a_tools_empty_result_is_a_message(tmp_path: Path) -> None:
+    """The policy read its frame, and a trainer's template would not write that without it."""
+    issued = msgspec.structs.replace(group(20, at=50.0, size=2), prompt_id="row-20")
+    told = episode(200, 4, 5, 6, 7, 8, 9, reward=1.0, sources=SILENT)
+    run_dir = run_of(tmp_path, [issued, *told], environment={"name": "guess"})
+    ask, end = ({"role": "assistant", "content": WORDS[i] + WORDS[i + 1]} for i in (4, 8))
+    (native,) = exported(run_dir, "sft")
+    assert native["messages"][1:] == [ask, {"role": "tool", "content": ""}, end]
+    _, second = exported(run_dir, "sft", schema="turns")
+    assert (second["prompt"][1:], second["completion"]) == (native["messages"][1:3], [end])
 
 
 def test_a_template_makes_of_chat_and_tools_what_the_policy_read(tmp_path: Path) -> None:
