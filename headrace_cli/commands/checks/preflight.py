@@ -100,7 +100,8 @@ def check_data(config: RunConfig) -> None:
     check_dataset(config)
     build_source(config.task, config.seed)
     rows = list(every_row(config.task))
-    images = sees_images(config.model.path)
+    asks = config.environment is not None and config.environment.is_agent  # in text alone
+    images = sees_images(config.model.path) and not asks
     for row in rows:
         if part := other_than_text(row.prompt, images=images):
             reads = "text and images" if images else "text"

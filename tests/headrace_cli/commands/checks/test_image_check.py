@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.environment import EnvironmentConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace_cli.commands.checks import preflight
@@ -71,3 +72,11 @@ def test_a_text_model_takes_no_images(recipe: Path) -> None:
         UserError, match=r"row r0: .* type 'image', and the policy reads text alone"
     ):
         check_data(run)
+
+
+def test_an_agents_rows_have_no_images(recipe: Path) -> None:
+    """Its requests are text, so that no image would come to the policy."""
+    run = config(recipe, [["gone.png"]] * 2)
+    agent = EnvironmentConfig(name="command", options={"run": ["true"]})
+    with pytest.raises(UserError, match=r"row r0: .* type 'image', and the policy reads text"):
+        check_data(run.model_copy(update={"environment": agent}))
