@@ -162,6 +162,8 @@ def _llama(text: str) -> Iterator[ToolCall | ToolError]:
 def _json_call(text: str, key: str) -> ToolCall | ToolError:
     try:
         said = json.loads(text)
+        # What is no JSON (NaN, half a character) cannot be sent, or is not equal to itself.
+        json.dumps(said, ensure_ascii=False, allow_nan=False).encode()
         return msgspec.convert({"name": said["name"], "arguments": said.get(key) or {}}, ToolCall)
     except (
         ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.ValidationError,

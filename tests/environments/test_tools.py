@@ -194,6 +194,8 @@ def test_calls_of_a_turn_are_answered_in_their_order_and_wait_together() -> None
         ("<tool_call>{'name'", "no call", "errors"),
         ("<tool_call>[1]</tool_call>", "no call", "errors"),
         ("<tool_call>" + "[" * 5000, "no call", "errors"),
+        (call("multiply", a=float("nan")), "no call", "errors"),
+        (call("\ud800"), "no call", "errors"),
         ('<tool_call>{"name": "multiply", "arguments": 3}</tool_call>', "no call", "errors"),
     ],
 )
