@@ -68,14 +68,11 @@ class VerifiersEpisode:
         await asyncio.wait({self._rollout, asked}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
             said = asked.result()
-            pairs = enumerate(zip(self._known, said, strict=False))
-            same = next(
-                (i for i, (one, other) in pairs if one != other), min(map(len, (said, self._known)))
-            )
-            if same < len(self._known):
-                raise InvalidStepError(f"it rewrote message {same} of its history")
-            new, self._known = said[same:], said
-            return Step(messages=[InsertedMessage(role, text) for role, text in new])  # type: ignore[arg-type]
+            known, self._known = self._known, said
+            for i, one in enumerate(known):
+                if said[i : i + 1] != [one]:
+                    raise InvalidStepError(f"it rewrote message {i} of its history")
+            return Step(messages=[InsertedMessage(*one) for one in said[len(known) :]])  # type: ignore[arg-type]
         asked.cancel()
         output = self._rollout.result()
         if error := output.get("error"):
