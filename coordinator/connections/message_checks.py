@@ -8,7 +8,7 @@ policy sampled, and every run and point lies inside it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +19,7 @@ from coordinator.dispatch.leases import GrantedLease
 from headrace.protocol.messages.control import Score, TrajectoryChunk
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import ChunkArrived, TrajectoryEnded, TrajectoryStatus
-from headrace.protocol.token_spans import PLAIN, Span, Streams
+from headrace.protocol.token_spans import PLAIN, Span, Streams, joined_runs
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
@@ -174,11 +174,11 @@ def stretch_problem(
         return "a generator speaks for an environment"
     sampled = [(start, end)] if size else []
     if streams.pieces:
-        if _joined((piece.start, piece.end) for piece in streams.pieces) != [(start, end)]:
+        if joined_runs((piece.start, piece.end) for piece in streams.pieces) != [(start, end)]:
             return "pieces do not cover the tokens"
         sampled = [(p.start, p.end) for p in streams.pieces if p.source == "policy"]
-    covered = _joined((span.start, span.end) for span in spans)
-    if covered is None or covered != _joined(sampled):
+    covered = joined_runs((span.start, span.end) for span in spans)
+    if covered is None or covered != joined_runs(sampled):
         return _UNCOVERED
     inside = [(run.start, run.end) for run in streams.weights]
     inside += [(run.start, run.end) for run in streams.coefficients]
@@ -193,16 +193,3 @@ def stretch_problem(
     if not all(map(math.isfinite, values)):
         return "a reward or coefficient is not finite"
     return None
-
-
-def _joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Runs joined where they touch; None where one is empty or begins before the last one ended."""
-    joined: list[tuple[int, int]] = []
-    for first, last in runs:
-        if last <= first or (joined and first < joined[-1][1]):
-            return None
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return joined

@@ -8,6 +8,7 @@ points, because most tokens have no entry in them. An absent stream means the pl
 answer, sampled by the policy as the assistant, every token in the loss, one reward at the end.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -135,3 +136,16 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 PLAIN = Streams()
 """Nothing out of the ordinary."""
+
+
+def joined_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """Join runs where they touch; None where one is empty or begins before the last one ended."""
+    joined: list[tuple[int, int]] = []
+    for first, last in runs:
+        if last <= first or (joined and first < joined[-1][1]):
+            return None
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return joined

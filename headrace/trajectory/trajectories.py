@@ -34,6 +34,7 @@ from headrace.protocol.token_spans import (
     Streams,
     TurnRun,
     Weight,
+    joined_runs,
 )
 from headrace.trajectory.transitions import ValueState
 from headrace.trajectory.windows import Window
@@ -216,13 +217,7 @@ class Trajectory:
 
     def sampled_between(self, start: int, end: int) -> list[tuple[int, int]]:
         """Runs of sampled positions in [start, end), joined where they touch."""
-        runs: list[tuple[int, int]] = []
-        for span in self.spans_between(start, end):
-            if runs and runs[-1][1] == span.start:
-                runs[-1] = (runs[-1][0], span.end)
-            else:
-                runs.append((span.start, span.end))
-        return runs
+        return joined_runs((s.start, s.end) for s in self.spans_between(start, end)) or []
 
     def sampled_tokens(self) -> Int32:
         """[sampled] the tokens that the policy wrote."""
