@@ -219,8 +219,10 @@ class AgentPool(EnvironmentPool):
         while len(branch.steps) <= ask.turn and session.end is None:
             if branch is session.branches[0] and session.of(-1) is not None:
                 return self._failed(ask, "branched", began, "")
+            waited, since = session.waits, time.monotonic()
             try:
                 await self._progress(session)
+                began += waited * (time.monotonic() - since)  # The policy's time, in any branch.
             except TimeoutError:
                 text = "the agent asked nothing before the deadline"
                 session.finish("timeout", Step(), text)

@@ -283,6 +283,7 @@ def test_an_agent_in_a_branch_has_a_deadline_and_the_policy_none() -> None:
         assert not going.done()
         ended = await branch.say("no call")
         assert (ended.status, (await going).status) == ("crashed", "crashed")
+        assert (await going).seconds < 1.0, "no time of the policy"
         assert "TypeError" in ended.error
 
     play("rewrites", story, rewritten="branch", timeout_s=1.0)
