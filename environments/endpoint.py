@@ -551,13 +551,11 @@ class AgentPool(EnvironmentPool):
 
 def _event(answer: dict[str, Any]) -> bytes:
     """A completion as the one event of a stream: the policy's turn comes whole."""
-    choices = []
-    for choice in answer["choices"]:
-        told = dict(choice)
-        delta = dict(told.pop("message"))
-        if "tool_calls" in delta:
-            delta["tool_calls"] = [{"index": i, **c} for i, c in enumerate(delta["tool_calls"])]
-        choices.append(told | {"delta": delta})
+    told = dict(answer["choices"][0])
+    delta = dict(told.pop("message"))
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": i, **c} for i, c in enumerate(delta["tool_calls"])]
+    choices = [told | {"delta": delta}]
     chunk = answer | {"object": "chat.completion.chunk", "choices": choices}
     return b"data: " + msgspec.json.encode(chunk) + b"\n\ndata: [DONE]\n\n"
 
