@@ -53,6 +53,8 @@ class EpisodeManager:
         self._workers = hub.peers.environments
         self._branches: dict[int, list[int]] = {}
         """Branches by trajectory, where its agent has rewritten its history."""
+        self._failures = 0
+        """Episodes in a row that failed."""
         hub.on_record = self._follow
 
     # -- workers ----------------------------------------------------------------------------------
@@ -346,9 +348,14 @@ class EpisodeManager:
         text = f"trajectory {trajectory.trajectory_id}: {problem}"
         self._hub.incident("warning", "environment_failed", text)
         self._end(trajectory, "failed", problem)
+        self._failures += 1
+        if self._failures >= self._hub.config.reward.max_consecutive_failures:
+            told = f"{self._failures} episodes in a row failed; the last: {problem}"
+            self._hub.failed = self._hub.failed or told
 
     def _reward(self, trajectory: Trajectory) -> None:
         """Record the sum of an episode's rewards, paid at its turns, unless it is scored."""
+        self._failures = 0
         if self._config.scored:
             return
         total = sum(step.reward for step in trajectory.steps)

@@ -191,7 +191,7 @@ class RewardConfig(SourceConfig):
     """Maximum number of responses handed to a child at once."""
 
     max_consecutive_failures: int = Field(default=64, ge=1)
-    """Failed scorings of a source in a row that stop the run."""
+    """Failed scorings of a source, or failed episodes, in a row that stop the run."""
 
     def each(self) -> dict[str, SourceConfig]:
         """All sources by name."""

@@ -341,6 +341,20 @@ def test_what_cannot_be_answered_fails_and_earns_nothing(
     play(tmp_path / "run-1", story)
 
 
+def test_an_environment_that_fails_every_episode_ends_the_run(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        broken: dict[str, Any] = {"status": "crashed", "error": "no port"}
+        await stage.answer(Step(), **broken)
+        await stage.answer(Step(done=True))
+        await stage.answer(Step(), **broken)
+        assert stage.hub.failed is None, "one that ends well lies between"
+        await stage.answer(Step(), **broken)
+        told = "2 episodes in a row failed; the last: environment_crashed: no port"
+        assert stage.hub.failed == told
+
+    play(tmp_path / "run-1", story, reward={"max_consecutive_failures": 2})
+
+
 def test_a_tool_that_prints_nothing_has_answered_in_a_chat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
