@@ -32,6 +32,7 @@ _WAITED_S = 0.001
 """Wait for a message from which on none was there when the socket was asked."""
 BEAT_ALL = 4
 """Every such heartbeat goes to all: it says more than that the coordinator lives."""
+DENSE_S, SPARSE_EVERY_S = 20_000.0, 10.0
 RECORDER = "the journal"
 
 
@@ -208,6 +209,7 @@ class Coordinator:
             if show.is_due(now):
                 self.waits.show(self.phases.name)
             works = self.phases.phase in ("training", "evaluating", "draining")
+            sample.seconds = sampling_interval(hub.clock.now())
             if works and not hub.recorder.waits_for and sample.is_due(now):
                 metrics = parts.gauges.now(hub.leases.live(), parts.scoring.waiting())
                 hub.record_event(MetricsSampled(update=hub.state.update, metrics=metrics))
@@ -236,10 +238,17 @@ class IntervalTimer:
     """A timer that is due every `seconds`, the first time at once."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._last = seconds, float("-inf")
+        self.seconds, self._last = seconds, float("-inf")
 
     def is_due(self, now: float) -> bool:
         """Return whether the timer is due, and restart it if so."""
-        if due := now - self._last >= self._seconds:
+        if due := now - self._last >= self.seconds:
             self._last = now
         return due
+
+
+def sampling_interval(trained_s: float) -> float:
+    """Seconds between two records of the gauges after so much training: longer in a long run.
+
+    A chart reads all of them, and in a week of seconds they would be most of SQL."""
+    return min(max(1.0, trained_s / DENSE_S), SPARSE_EVERY_S)

@@ -19,8 +19,9 @@ healthy band of a metric that has one (`headrace/metrics/health_ranges.py`). Out
 the updates in its line, a metric raises an alert (Overview, Health, `headrace show`), until it was
 inside for as many, at least {MIN_UPDATES_BACK}. A `share` lies between 0 and 1.
 
-A metric is recorded once per committed update, about once per second (a gauge), or both. An array
-has a number per bin. [SQL](storage.md#tables) and `headrace export RUN metrics` have all of them.
+A metric is recorded once per committed update, as a gauge about once per second (after a day of
+training every 4, after two and a half every 10), or both. An array has a number per bin.
+[SQL](storage.md#tables) and `headrace export RUN metrics` have all of them.
 Names under `actor/`, `critic/`, `response_length/`, `timing_s/` and `perf/` are verl's, where
 verl has such a metric.
 """

@@ -1,10 +1,12 @@
 """A real coordinator process over real sockets, scripted peers: runs, deaths, resumes."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
 
+from coordinator.loop import IntervalTimer, sampling_interval
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import (
@@ -296,3 +298,16 @@ async def test_a_learner_that_waits_for_its_disk_is_waited_for(tmp_path: Path) -
         ("error", "disk", "learner-0 waits: room for 9 bytes"),
         ("info", "disk", "learner-0 goes on"),
     ]
+
+
+def test_gauges_are_recorded_at_longer_intervals_in_a_long_run() -> None:
+    """A chart of a week reads a sixth of the rows that it would have by the second."""
+    ages = (0.0, 20_000.0, 86_400.0, 200_000.0, 1e7)
+    assert [sampling_interval(age) for age in ages] == [1.0, 1.0, 4.32, 10.0, 10.0]
+    age, rows = 0.0, 0
+    while age < 7 * 86_400:
+        age, rows = age + sampling_interval(age), rows + 1
+    assert rows == pytest.approx(20_000 * (1 + math.log(10)) + 40_480, rel=0.001)
+    timer = IntervalTimer(1.0)
+    timer.seconds = sampling_interval(86_400.0)
+    assert [timer.is_due(now) for now in (0.0, 4.3, 4.4)] == [True, False, True]
