@@ -216,7 +216,6 @@ class Trajectory(Base):
     __tablename__ = "trajectories"
     __table_args__ = (
         *(Index(None, "run", column) for column in ("group_id", "status", "finished_at")),
-        _partial_index("ix_trajectories_inserted", "inserted", "inserted > 0"),
         _partial_index("ix_trajectories_reward_error", "rewarded_at", "reward_error IS NOT NULL"),
         _partial_index("ix_trajectories_audit_error", "rewarded_at", "audit_error IS NOT NULL"),
     )

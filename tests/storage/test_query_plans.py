@@ -21,7 +21,6 @@ Statement = tuple[str, Any]
 INDEXES = {
     "ix_updates_run_update",
     "ix_trajectories_run_finished_at",
-    "ix_trajectories_inserted",
     "ix_trajectories_reward_error",
     "ix_trajectories_audit_error",
     "ix_windows_lost",
