@@ -194,16 +194,19 @@ def _thinned(
 
 
 def latest_metrics(run_dir: Path, prefix: str = "") -> dict[str, float | None]:
-    """The newest value of each metric whose name begins with `prefix`."""
+    """The newest value of each metric whose name begins with `prefix`; none of undone updates."""
     return latest_values(open_run(run_dir), prefix)
 
 
 def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None]:
     """`latest_metrics` of a run that is open."""
     names, older = _names(reader.key), aliased(Metric)
+    undone = select(Update.run).where(same_update(older), Update.abandoned.is_(True))
     newest = (
-        select(func.max(older.offset))
-        .where(older.run == reader.key, older.name == names.c.name)
+        select(older.offset)
+        .where(older.run == reader.key, older.name == names.c.name, ~undone.exists())
+        .order_by(older.offset.desc())
+        .limit(1)
         .correlate(names)
         .scalar_subquery()
     )

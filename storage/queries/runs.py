@@ -22,10 +22,11 @@ from headrace.run_files.run_folder import (
 )
 from headrace.run_files.run_notes import RunNotes, read_notes
 from storage.database.reader import RunReader, open_run, read_config
-from storage.database.tables import Evaluation, Event, Metric, Projection, Run, Update
+from storage.database.tables import Evaluation, Event, Projection, Run, Update
 from storage.journal.segments import end_of
 from storage.projection.history import FINAL_PHASES
 from storage.queries.evaluations import is_undone
+from storage.queries.metrics import latest_values
 from storage.queries.processes import CoordinatorStatus, coordinator_status
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 
@@ -268,12 +269,6 @@ def _line(reader: RunReader) -> RunLine:
     )
     accuracies: dict[str, float] = {label: accuracy for label, accuracy in evaluated}
     known = [accuracy for _, accuracy in evaluated if accuracy is not None]
-    reward = reader.value(
-        select(Metric.value)
-        .where(Metric.run == reader.key, Metric.name == "reward/mean")
-        .order_by(Metric.offset.desc())
-        .limit(1)
-    )
     return RunLine(
         run_id=reader.run_id,
         run_dir=reader.run_dir,
@@ -285,7 +280,7 @@ def _line(reader: RunReader) -> RunLine:
         trained_tokens=updates[1] or 0,
         accuracy_before=accuracies.get("before"),
         accuracy_after=accuracies.get("after"),
-        reward=reward,
+        reward=latest_values(reader, "reward/mean").get("reward/mean"),
         detail=state.ended,
         accuracy=known[-1] if known else None,
         lineage=state.lineage,

@@ -329,17 +329,43 @@ def test_runs_under_a_root(tmp_path: Path) -> None:
         queries.run_summary(tmp_path / "no-run")
 
 
+def trained(lineage: int, update: int, **metrics: float) -> list[Record]:
+    """An update without windows, and its metrics `reward/NAME`."""
+    place: dict[str, Any] = {"at": 1.0, "update": update, "lineage": lineage, "version": 0}
+    committed = UpdateCommitted(
+        **place, train_time_s=1.0, trained_tokens=0, window_ids=[], value_trajectories=[],
+        metrics={f"reward/{name}": value for name, value in metrics.items()}, diagnostics=[],
+    )  # fmt: skip
+    return [BatchTaken(**place, windows=[], value_trajectories=[]), committed]
+
+
+def rolled_back(update: int) -> Record:
+    """The line goes on from this update."""
+    return LineageBegan(
+        at=4.0, lineage=1, update=update, version=2, reason="?", window_ids=[],
+        value_trajectories=[],
+    )  # fmt: skip
+
+
+def test_the_newest_metrics_are_of_no_update_that_a_rollback_undid(tmp_path: Path) -> None:
+    """A gauge is as of now; what the rollback undid counts again once it is trained again."""
+    store, run = RunStore.create(tmp_path / "run", "run", run_config()), tmp_path / "run"
+    gauge = MetricsSampled(at=2.0, update=2, metrics={"schedule/held": 2.0})
+    first = [*trained(0, 1, mean=0.25), *trained(0, 2, mean=0.75, std=0.5), gauge]
+    store.append([RunPhase(at=0.0, phase="training"), *first])
+    assert queries.run_line(run).reward == queries.latest_metrics(run)["reward/mean"] == 0.75
+    store.append([rolled_back(1)])
+    assert queries.latest_metrics(run) == {"reward/mean": 0.25, "schedule/held": 2.0}
+    assert queries.run_line(run).reward == 0.25
+    store.append(trained(1, 2, mean=0.5))
+    store.close()
+    assert queries.latest_metrics(run) == {"reward/mean": 0.5, "schedule/held": 2.0}
+    assert queries.run_line(run).reward == 0.5
+
+
 def test_an_evaluation_that_a_rollback_undid_is_told_apart(tmp_path: Path) -> None:
     """Also where the surviving line has trained an update of the same number since."""
     store = RunStore.create(tmp_path / "run", "run", run_config())
-
-    def trained(lineage: int, update: int) -> list[Record]:
-        place: dict[str, Any] = {"at": 1.0, "update": update, "lineage": lineage, "version": 0}
-        committed = UpdateCommitted(
-            **place, train_time_s=1.0, trained_tokens=0, window_ids=[], value_trajectories=[],
-            metrics={}, diagnostics=[],
-        )  # fmt: skip
-        return [BatchTaken(**place, windows=[], value_trajectories=[]), committed]
 
     def evaluated(update: int, accuracy: float = 0.5) -> Record:
         return EvaluationDone(
@@ -348,13 +374,10 @@ def test_an_evaluation_that_a_rollback_undid_is_told_apart(tmp_path: Path) -> No
             train_time_s=1.0,
         )  # fmt: skip
 
-    begun = LineageBegan(
-        at=4.0, lineage=1, update=1, version=2, reason="?", window_ids=[], value_trajectories=[]
-    )
     first = [evaluated(0), *trained(0, 1), evaluated(1), *trained(0, 2), evaluated(2, 0.75)]
     store.append([RunPhase(at=0.0, phase="training"), *first])
     assert queries.run_line(tmp_path / "run").accuracy == 0.75
-    store.append([begun, *trained(1, 2)])
+    store.append([rolled_back(1), *trained(1, 2)])
     assert queries.run_line(tmp_path / "run").accuracy == 0.5
     store.append([evaluated(2)])
     store.close()
@@ -384,10 +407,7 @@ def test_a_checkpoint_has_its_own_accuracy_or_none(tmp_path: Path) -> None:
         response_length=1.0, max_response_length=1, truncated=0.0, failed=0, seconds=1.0,
         train_time_s=1.0,
     )  # fmt: skip
-    begun = LineageBegan(
-        at=4.0, lineage=1, update=1, version=2, reason="?", window_ids=[], value_trajectories=[]
-    )
-    records = [*published(1, 0, 2), evaluated, kept(0), begun, *published(2, 1, 1)]
+    records = [*published(1, 0, 2), evaluated, kept(0), rolled_back(1), *published(2, 1, 1)]
     store.append([RunPhase(at=0.0, phase="training"), *records, *published(3, 1, 2), kept(1)])
     store.close()
     rows = queries.run_summary(tmp_path / "run")["checkpoints"]
