@@ -112,17 +112,17 @@ def needs_rates(task: TaskConfig) -> bool:
 
 
 def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> dict[str, float]:
-    """Return, by domain, the share of groups since the last update, and its weight."""
+    """Return, by domain, the share of groups since the last update, if any, and its weight."""
     if task.kind != "mixture":
         return {}
-    groups = max(1, sum(progress.asked.values()))
+    asked, groups = progress.asked, sum(progress.asked.values())
     return {f"mixture/{name}/weight": weight for name, weight in task.weights(update).items()} | {
-        f"mixture/{name}/asked": progress.asked.get(name, 0) / groups for name in task.datasets
+        f"mixture/{name}/asked": asked.get(name, 0) / groups for name in task.datasets if groups
     }
 
 
 def batch_shares(
-    account: Account, windows: Iterable[Window], ended: Iterable[Trajectory]
+    task: TaskConfig, account: Account, windows: Iterable[Window], ended: Iterable[Trajectory]
 ) -> dict[str, float]:
     """Return, by domain, the share of a batch's tokens, and its answers' mean success."""
 
@@ -135,6 +135,7 @@ def batch_shares(
     for trajectory in ended:
         if trajectory.reward is not None:
             solved[domain(trajectory)].append(success(trajectory))
-    return {f"mixture/{name}/trained": n / trained.total() for name, n in trained.items()} | {
+    total = trained.total()
+    return {f"mixture/{name}/trained": trained[name] / total for name in members(task) if total} | {
         f"mixture/{name}/solved": fmean(answers) for name, answers in solved.items()
     }

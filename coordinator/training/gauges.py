@@ -88,7 +88,7 @@ class Gauges:
         else:
             ending = [account.trajectories[i] for i in taken.value_trajectories]
         if self._hub.config.task.kind == "mixture":
-            metrics |= batch_shares(account, windows, ending)
+            metrics |= batch_shares(self._hub.config.task, account, windows, ending)
         if self._hub.lines is not None:
             metrics |= _process_rewards(account, windows)
         return metrics | _outcomes(ending)

@@ -3,13 +3,20 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 
-from coordinator.dispatch.mixture import DomainMixture, MixtureProgress, PassRate, asked_shares
+from coordinator.dispatch.mixture import (
+    DomainMixture,
+    MixtureProgress,
+    PassRate,
+    asked_shares,
+    batch_shares,
+)
 from coordinator.dispatch.prompts import MAX_PASSED, Prompts
 from coordinator.persistence.state import State
 from headrace.config.loading.recipe import build, load_recipe
@@ -98,6 +105,24 @@ def test_groups_come_of_their_domains_rows_in_order_and_a_successor_goes_on(tmp_
     assert shares["mixture/one/asked"] == pytest.approx(0.7, abs=0.05)
     assert shares["mixture/one/weight"] == pytest.approx(0.7)
     assert {group.domain for group in prompts.eval_groups(0, 0)} == {"one", "two"}
+
+
+def test_a_domain_without_tokens_has_a_share_of_0() -> None:
+    """30 and 10 tokens of one domain, none of the other; of no groups there are no shares."""
+    task = mixture([], one=SUMS, two=SUMS)
+    groups = {0: SimpleNamespace(domain="one")}
+    answers = [SimpleNamespace(group_id=0, reward=x, correct=x > 0) for x in (1.0, 0.0)]
+    account = SimpleNamespace(groups=groups, trajectories=dict(enumerate(answers)))
+    windows = [SimpleNamespace(trajectory_id=i, tokens=n) for i, n in ((0, 30), (1, 10))]
+    made = batch_shares(task, cast(Any, account), cast(Any, windows), cast(Any, answers))
+    assert made == {
+        "mixture/one/trained": 1.0, "mixture/two/trained": 0.0, "mixture/one/solved": 0.5
+    }  # fmt: skip
+    assert batch_shares(task, cast(Any, account), [], []) == {}
+    weights = {"mixture/one/weight": 0.5, "mixture/two/weight": 0.5}
+    assert asked_shares(task, MixtureProgress(), 0) == weights
+    asked = {"mixture/one/asked": 1.0, "mixture/two/asked": 0.0}
+    assert asked_shares(task, MixtureProgress(asked={"one": 3}), 0) == weights | asked
 
 
 def test_a_domain_without_a_prompt_leaves_its_share_to_the_others(tmp_path: Path) -> None:
