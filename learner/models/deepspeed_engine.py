@@ -81,7 +81,7 @@ class StepLog:
     passes: int = 0
     applied: int = 0
     dropped: int = 0
-    grad_norm: float | None = None
+    grad_norms: list[float] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     tokens: int = 0
     trained: int = 0
@@ -98,7 +98,7 @@ class StepLog:
         step = engine.step()
         self.applied += step.applied
         self.dropped += not step.applied
-        self.grad_norm = step.grad_norm
+        self.grad_norms.append(step.grad_norm)
         self._report_progress()
         return step.applied
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ def figures_of(
 
 
 def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, float]:
-    """Learning rate, applied and dropped steps, loss per step, the last gradient norm."""
+    """Learning rate, applied and dropped steps, mean loss and gradient norm of the steps."""
     log, prefix = model.log, model.prefix
     figures = {
         f"{prefix}/steps": float(log.applied),
@@ -97,8 +98,8 @@ def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, 
     }
     if log.taken:
         figures[f"{prefix}/{model.loss_figure}"] = sums[f"{prefix}/loss"] / log.taken
-    if log.grad_norm is not None:
-        figures[f"{prefix}/grad_norm"] = log.grad_norm
+    if log.grad_norms:
+        figures[f"{prefix}/grad_norm"] = fmean(log.grad_norms)
     return figures
 
 

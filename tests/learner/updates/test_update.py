@@ -386,6 +386,16 @@ def test_steps_of_the_update_are_no_mismatch_of_engines(model: ModelConfig) -> N
     assert 0 < largest[1] <= largest[0] * (1 + 1e-6)
 
 
+def test_the_gradient_norm_is_the_mean_of_all_steps(model: ModelConfig) -> None:
+    learner = Learner(model, tppo(), minibatches=3)
+    metrics = learner.run(batch_of(record(seed=2))).metrics
+    for prefix, engine in (("actor", learner.policy), ("critic", learner.critic)):
+        steps = [torch.cat([g.flatten() for g in step.values()]) for step in engine.history]
+        norms = [gradient.norm().item() for gradient in steps]
+        assert len(set(norms)) == 3
+        assert metrics[f"{prefix}/grad_norm"] == pytest.approx(sum(norms) / 3, rel=1e-9)
+
+
 def test_fewer_trajectories_than_minibatches(model: ModelConfig) -> None:
     """One trajectory is one optimizer step, of the same size whatever number was asked for."""
     shard = record(seed=1, trajectories=1, unfinished=0.0)
