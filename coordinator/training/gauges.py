@@ -28,7 +28,7 @@ COORDINATOR = "coordinator"
 
 
 class _TokenTotals(NamedTuple):
-    """Token numbers of the ledger at a time (time.monotonic)."""
+    """Token numbers of the ledger at a time (time.monotonic); `trained` of all lineages."""
 
     at: float
     generated: int
@@ -37,7 +37,7 @@ class _TokenTotals(NamedTuple):
 
 
 def _totals(ledger: Ledger) -> _TokenTotals:
-    trained = ledger.accounts["trained_policy"]
+    trained = ledger.accounts["trained_policy"] + ledger.abandoned
     return _TokenTotals(time.monotonic(), ledger.generated, trained, ledger.dropped["stale"])
 
 
@@ -112,7 +112,7 @@ class Gauges:
         generated = now.generated - last.generated
         rates = {
             "perf/generated_tokens_per_s": generated / seconds,
-            "perf/trained_tokens_per_s": max(0, now.trained - last.trained) / seconds,
+            "perf/trained_tokens_per_s": (now.trained - last.trained) / seconds,
         }
         if generated > 0:
             dropped = max(0, now.stale - last.stale)

@@ -31,8 +31,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("coordinator.hub.time.monotonic", lambda: seconds.now)
     clock = TrainingClock(train_s=100.0)
     ledger = SimpleNamespace(
-        generated=0, accounts={"trained_policy": 0}, dropped=Counter(), as_metrics=dict
-    )
+        generated=0, accounts={"trained_policy": 0}, abandoned=0, dropped=Counter(),
+        as_metrics=dict,
+    )  # fmt: skip
     monitors = SimpleNamespace(at_commit=dict)
     peers = Peers()
     hub = SimpleNamespace(
@@ -98,6 +99,16 @@ def test_the_share_dropped_for_age_is_of_what_came_since_the_last_update(world: 
     assert world.gauges.at_commit({})[share] == 0.0
     ledger.generated, ledger.dropped["stale"] = 1310, 990
     assert world.gauges.at_commit({})[share] == 1.0
+
+
+def test_tokens_that_a_rollback_undid_were_trained(world: Any) -> None:
+    """100 trained; 60 of them are given up, and 20 are trained in 10 s."""
+    ledger = world.ledger
+    ledger.accounts["trained_policy"] = 100
+    world.gauges.mark_training()
+    ledger.accounts["trained_policy"], ledger.abandoned = 60, 60
+    world.seconds.now = 10.0
+    assert world.gauges.at_commit({})["perf/trained_tokens_per_s"] == pytest.approx(2.0)
 
 
 def test_memory_is_that_of_processes_of_this_host(world: Any) -> None:
