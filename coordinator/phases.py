@@ -154,7 +154,7 @@ class Phases:
                 hub.clock.start()
                 self.parts.gauges.mark_training()
                 self.parts.generation.draining = False
-                hub.clock.learner_waits(hub.account.taken is None)
+                hub.clock.learner_waits(self.parts.training.ready and hub.account.taken is None)
                 self._record("")
             case "draining":
                 self.parts.generation.draining = True

@@ -78,6 +78,7 @@ class LearnerUpdates:
         """Forget a learner that is gone; its batch is in flight until the next Hello."""
         self.ready = False
         self.orders = OutstandingRequests()
+        self._hub.clock.learner_waits(False)
         self._hub.peers.learner = None
 
     async def check_unexpected_update(self, message: m.UpdateDone) -> None:
@@ -120,6 +121,7 @@ class LearnerUpdates:
         self._hub.progress("learner")
         self._generation.publish(notice)
         self.ready = True
+        self._hub.clock.learner_waits(self._hub.account.taken is None)
 
     # -- updates ----------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
 """Idle shares: of the training time, not of evaluations. What is dropped for its age. Memory and
 CPU seconds."""
 
+import asyncio
 import os
 import socket
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +17,7 @@ from coordinator.connections.peers import Peer, Peers
 from coordinator.hub import TrainingClock
 from coordinator.training.gauges import Gauges, _prefill
 from headrace.protocol.messages.control import GeneratorReport, Hello
+from tests.coordinator.stage import LEARNER, endless, staged
 
 
 def report(idle: float, busy: float) -> GeneratorReport:
@@ -64,6 +67,31 @@ def test_an_evaluation_is_in_no_idle_share(world: Any) -> None:
     world.gauges.mark_training()
     world.gauges.reported("g", report(idle=54.0, busy=96.0))
     assert world.gauges.idle_shares() == pytest.approx(shares)
+
+
+async def test_a_learner_that_is_gone_waits_for_no_batch(tmp_path: Path) -> None:
+    """From its death on until it has published again; nor does one that has a batch."""
+
+    async def waits(clock: TrainingClock) -> bool:
+        before = clock.idle()
+        await asyncio.sleep(0.01)
+        return clock.idle() > before
+
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        clock = stage.hub.clock
+        await stage.reach(stage.chunks)
+        assert clock.running
+        assert await waits(clock)
+        stage.coordinator.membership.forget(LEARNER)
+        assert not await waits(clock)
+        await stage.rejoin()
+        assert not await waits(clock)
+        notice = stage.notice()
+        assert notice is not None
+        await stage.say(LEARNER, notice)
+        assert await waits(clock)
+        await stage.reach(stage.update)
+        assert not await waits(clock)
 
 
 def test_prefill_is_counted_over_generators() -> None:
