@@ -171,8 +171,8 @@ def _by_domain(
     return [
         {
             "domain": name, "prompts": total, "broken": counts[1][name], "kept": counts[2][name],
-            "kept_mean": sum(mean[key] for key in kept if domain[key] == name)
-            / max(1, counts[2][name]),
+            "kept_mean": sum(mean[key] for key in kept if domain[key] == name) / number
+            if (number := counts[2][name]) else None,
         }
         for name, total in sorted(counts[0].items())
     ]  # fmt: skip

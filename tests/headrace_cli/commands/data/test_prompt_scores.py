@@ -9,7 +9,9 @@ import pytest
 from headrace.config.loading.recipe import load_recipe
 from headrace.run_files import run_folder
 from headrace_cli.cli import main
+from headrace_cli.commands.data.prompt_scores import _by_domain
 from tasks.datasets.dataset_files import read_dataset
+from tasks.datasets.selection import PromptScore
 from tasks.datasets.source import build_source, split_by_hash
 
 SCORED = 4
@@ -65,6 +67,15 @@ def test_a_prompt_that_the_base_has_as_a_chat_is_not_chosen(
     assert main(asked) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["rows"] == told["base"] == len(training)
+
+
+def test_a_domain_of_which_nothing_is_kept_has_no_mean() -> None:
+    """Two prompts of one domain with means of 0.25 and 0.5, and none of the other, are kept."""
+    means = {"a1": 0.25, "a2": 0.5, "a3": 1.0, "b1": 0.75}
+    scores = [PromptScore(key, key[0], 16, mean, 0.0, 1.0) for key, mean in means.items()]
+    found = {row["domain"]: row for row in _by_domain(scores, ["a1", "a2"], [])}
+    assert (found["a"]["kept"], found["a"]["kept_mean"]) == (2, 0.375)
+    assert (found["b"]["kept"], found["b"]["kept_mean"]) == (0, None)
 
 
 def test_columns_are_written_whatever_they_hold(run_dir: str, tmp_path: Path) -> None:
