@@ -59,14 +59,14 @@ def number_of(name: str) -> Formula:
     return lambda sums, _maxima: sums.get(name) or None
 
 
-def deviation(squares: str, total: str, count: str, *, centred: bool) -> Formula:
-    """Square root of the mean square, around the mean if centred."""
+def deviation(squares: str, count: str, total: str | None = None) -> Formula:
+    """Square root of the mean square, around the mean if the sum `total` is given."""
 
     def formula(sums: Named, _maxima: Named) -> float | None:
         n = sums.get(count, 0.0)
         if not n:
             return None
-        mean = sums[total] / n if centred else 0.0
+        mean = sums[total] / n if total else 0.0
         return float(max(sums[squares] / n - mean * mean, 0.0) ** 0.5)
 
     return formula
@@ -118,7 +118,7 @@ DIAGNOSTICS: dict[str, Formula] = {
     "actor/entropy": share("policy/entropy", "policy/tokens"),
     "actor/advantage_mean": share("policy/advantage", "policy/tokens"),
     "actor/advantage_std": deviation(
-        "policy/advantage_squared", "policy/advantage", "policy/tokens", centred=True
+        "policy/advantage_squared", "policy/tokens", "policy/advantage"
     ),
     "actor/reference_kl": share("reference/k3", "reference/tokens"),
     "rollout/weight_mean": share("weight/sum", "weight/tokens"),
@@ -142,14 +142,10 @@ DIAGNOSTICS: dict[str, Formula] = {
     "rollout/hot_over_cap": share("hot/over_cap", "hot/trained"),
     "critic/vf_explained_var": explained_variance,
     "critic/value_bias": share("value/error", "value/tokens"),
-    "critic/value_rmse": deviation(
-        "value/error_squared", "value/error", "value/tokens", centred=False
-    ),
+    "critic/value_rmse": deviation("value/error_squared", "value/tokens"),
     "critic/value_error_max": largest("value/error"),
     "value/cut_bias": share("value/cut_error", "value/cut_tokens"),
-    "value/cut_rmse": deviation(
-        "value/cut_error_squared", "value/cut_error", "value/cut_tokens", centred=False
-    ),
+    "value/cut_rmse": deviation("value/cut_error_squared", "value/cut_tokens"),
     "egae/bootstrap_tokens": share("egae/bootstrapped_tokens", "egae/tokens"),
     "egae/bootstrap_share": share("egae/cut_windows", "egae/windows"),
     "value/at_cut": share("egae/value_at_cut", "egae/cut_windows"),
@@ -165,12 +161,7 @@ ARRAYS: dict[str, tuple[Formula, ...]] = {
         share(f"value/bin_{b}_error", f"value/bin_{b}_tokens") for b in range(NUM_POSITION_BINS)
     ),
     "value/rmse": tuple(
-        deviation(
-            f"value/bin_{b}_error_squared",
-            f"value/bin_{b}_error",
-            f"value/bin_{b}_tokens",
-            centred=False,
-        )
+        deviation(f"value/bin_{b}_error_squared", f"value/bin_{b}_tokens")
         for b in range(NUM_POSITION_BINS)
     ),
     "egae/lambda_by_length": tuple(
