@@ -201,7 +201,10 @@ class DeepSpeedEngine:
         """Step at ZeRO 1 to 3: DeepSpeed drops a step whose norm is not finite."""
         self.engine.step()
         optimizer = self.engine.optimizer
-        return math.inf if optimizer.overflow else float(optimizer._global_grad_norm)
+        if optimizer.overflow:  # DeepSpeed keeps the sum of an offloaded one, and would add to it.
+            optimizer.averaged_gradients.clear()
+            return math.inf
+        return float(optimizer._global_grad_norm)
 
     def state(self) -> dict[str, Tensor]:
         """Copy this rank's optimizer state, and float32 master weights if any, to the CPU."""
