@@ -216,12 +216,10 @@ class ModelSet:
         source = self._config.reward.ranker()
         assert source is not None, "a rule of the configuration"
         folder = Path(str(source.options["model"])).expanduser()
-        ranker = SessionRanker.load(
+        return SessionRanker.load(
             checkpoint / RANKER if checkpoint else folder, self._device,
             longest=training.max_tokens,
         )  # fmt: skip
-        ranker.model.to(self._dtype)
-        return ranker
 
     def published_weights(self, update: int) -> dict[str, Tensor]:
         """Return the policy's weights after `update` by its files' names, on rank 0. A collective.

@@ -76,7 +76,7 @@ class RewardModel:
             shape = AutoConfig.from_pretrained(models.path, trust_remote_code=trust)
             kind = (critic_class if is_scalar else policy_class)(shape)
             made = random_model(kind, shape, trust_remote_code=trust)
-            self.pretrained = made.to(dtype).to(self.device)
+            self.pretrained = made.to(self.device)  # its engine casts weights, not frequencies
         else:
             load = load_critic if is_scalar else load_policy
             self.pretrained = load(models, dtype=dtype, device=self.device)

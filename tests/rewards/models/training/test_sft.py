@@ -17,6 +17,7 @@ from headrace_cli.cli import main
 from rewards.models.training import synthetic_errors
 from rewards.models.training.data_files import read_demonstration
 from rewards.models.training.examples import Demonstration, split
+from rewards.models.training.model import RewardModel, load_tokenizer
 from storage import queries
 from tests.rewards.models.small import ROOT, Silence, run
 
@@ -110,6 +111,15 @@ def test_random_weights_learn_and_go_on_as_a_policy(
     assert "(fine-tuning)" in capsys.readouterr().out
     assert (line.kind, line.updates) == ("fine-tuning", 40)
     assert "# Fine-tuned policy" in (run_dir / "report.md").read_text()
+
+
+def test_random_weights_in_bfloat16_keep_frequencies_of_positions(tmp_path: Path) -> None:
+    """As they have where they are loaded again. A rounded frequency is a radian off within a
+    thousand tokens."""
+    config = recipe(tmp_path, "engine.precision=bfloat16")
+    model = RewardModel(config, load_tokenizer(config), is_scalar=False, steps=1).pretrained
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    assert {frequencies.dtype for frequencies in model.buffers()} == {torch.float32}
 
 
 def test_it_ends_early_and_keeps_the_best(tmp_path: Path) -> None:
