@@ -40,7 +40,7 @@ def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> 
     through and the bounds are verl's (its k2 has no bound)."""
     distance = new - reference.detach()
     bounded = distance.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
-    d = distance + (bounded - distance).detach()
+    d = bounded.detach() + (distance - distance.detach())
     half_square = 0.5 * d.square()
     match estimator:
         case "k1" | "k1+":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.config.sections.algorithm import KlConfig
 from learner.algorithms.penalties import KlEstimator, kl_divergence
+from learner.models.forward import NEVER
 from tests.learner import reference
 from tests.learner.algorithms.test_advantages import close, f64
 
@@ -58,6 +59,17 @@ def test_golden_numbers_and_bounds(
     close(gradient(made, new), gradients, atol=1e-12)
     torch.autograd.backward(made.sum())
     assert ref.grad is None
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_token_that_the_reference_never_samples_is_at_the_bound(estimator: KlEstimator) -> None:
+    """Its logprob is so far away that float32 does not know 20 beside it."""
+    new = torch.tensor([-1.0], requires_grad=True)
+    never, bound = (
+        kl_divergence(new, torch.tensor([x]), estimator=estimator) for x in (NEVER, -21.0)
+    )
+    assert torch.equal(never, bound)
+    assert torch.equal(gradient(never, new), gradient(bound, new))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k1+", "k3", "k3+"])
