@@ -45,10 +45,10 @@ class FeatureNetwork(PackNetwork):
         """[N, F] float32 features of the states before the pack's reads."""
         with self.in_its_precision(pack.token_ids.device):
             states = hidden_states(self.model, pack, self.vision)
-        layers = [x.float() for x in states]
-        layers = [x * x.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt() for x in layers]
+        layers = (x.float() for x in states)
+        layers = (x * x.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt() for x in layers)
         if self._directions is None:
-            return torch.cat(layers, dim=1)
+            return torch.cat([*layers], dim=1)
         return torch.stack([x @ d for x, d in zip(layers, self._directions, strict=True)]).sum(0)
 
 
