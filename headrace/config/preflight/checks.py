@@ -132,14 +132,24 @@ def check_model(config: RunConfig) -> ModelShape:
 
 
 def check_sampler(config: RunConfig, *, on_gpu: bool) -> None:
-    """UserError where vLLM 0.32 samples by another function than transformers (the learner)."""
-    if config.generator.engine != "vllm":
+    """UserError where an engine samples by another function than transformers (the learner)."""
+    if config.generator.engine == "fake":
         return
     shape = json.loads((Path(config.model.path) / "config.json").read_text())
     shape = shape.get("text_config", shape)
     family, window = shape.get("model_type"), shape.get("sliding_window")
     longest = config.longest
     where, instead = f"model.path = {config.model.path!r}", 'generator.engine = "torch"'
+    rope = shape | (shape.get("rope_parameters") or shape.get("rope_scaling") or {})
+    is_long = rope.get("rope_type", rope.get("type")) in ("longrope", "su")  # Phi 3, Phi 4 mini
+    if is_long and longest > (short := rope["original_max_position_embeddings"]):
+        raise UserError(
+            f"{where}: beyond {short} tokens LongRoPE is another, for vLLM in the whole run, for the "
+            "learner in each batch that is as long: keep task.max_prompt_length + "
+            f"task.max_response_length to {short}"
+        )
+    if config.generator.engine != "vllm":
+        return
     if family == "cohere2" and window and longest > window:
         raise UserError(
             f"{where}: a token of cohere2 sees {window} tokens, and {window + 1} in vLLM: keep "

@@ -297,6 +297,26 @@ def test_what_vllm_computes_otherwise_is_refused(
         check_sampler(config, on_gpu=on_gpu)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "torch"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 319},
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 319}},
+    ],
+)
+def test_rotations_that_change_with_the_length_are_refused(
+    make_config: Make, tmp_path: Path, engine: str, shape: dict[str, object]
+) -> None:
+    """vLLM takes the long ones for a whole run, transformers for a pack that is long."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"} | shape))
+    config = make_config(f"generator.engine={engine}", f"model.path={tmp_path}")
+    with pytest.raises(UserError, match="beyond 319 tokens LongRoPE is another"):
+        check_sampler(config, on_gpu=False)
+    short = config.task.model_copy(update={"max_prompt_length": config.task.max_prompt_length - 1})
+    check_sampler(config.model_copy(update={"task": short}), on_gpu=False)
+
+
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [
