@@ -145,13 +145,13 @@ def _batches_of(path: Path, *, is_last: bool) -> Iterator[LocatedBatch]:
     try:
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_stream(source)
-            while True:
-                place = BatchPlace(path, source.tell())
-                batch = reader.read_next_batch()
+            position = source.tell()
+            for batch in reader:
                 updates = zip(*(batch[name].to_pylist() for name in _UPDATE), strict=True)
-                yield place, frozenset(updates)
-    except StopIteration:
-        return
+                yield BatchPlace(path, position), frozenset(updates)
+                position = source.tell()
+            if source.tell() < source.size():  # Zeros end a stream for Arrow, whatever follows.
+                raise EOFError
     except UNREADABLE:
         walk = SegmentWalk(path).done()
         # Its last write may go on, and may have come to its end meanwhile.

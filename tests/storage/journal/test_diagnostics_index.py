@@ -91,6 +91,18 @@ def test_a_batch_that_cannot_be_found_is_damage_unless_a_crash_cut_it_off(
         DiagnosticsReader(tmp_path)
 
 
+def test_zeros_in_the_place_of_a_batch_hide_no_others(tmp_path: Path) -> None:
+    """A file system may leave them; Arrow takes four of them for the end of a stream."""
+    write(tmp_path, 1, 12)
+    path = segment_paths(tmp_path)[0]
+    *_, last = SegmentWalk(path)
+    data = bytearray(path.read_bytes())
+    data[last.position : last.position + 8] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(DamagedError):
+        DiagnosticsReader(tmp_path)
+
+
 def test_a_folder_that_was_cut_is_read_anew(tmp_path: Path) -> None:
     keys = write(tmp_path, 1, 12)
     DiagnosticsReader(tmp_path)
