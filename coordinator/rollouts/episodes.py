@@ -345,13 +345,13 @@ class EpisodeManager:
             self._reward(trajectory)
 
     def _fail(self, trajectory: Trajectory, problem: str) -> None:
-        text = f"trajectory {trajectory.trajectory_id}: {problem}"
-        self._hub.incident("warning", "environment_failed", text)
+        hub, text = self._hub, f"trajectory {trajectory.trajectory_id}: {problem}"
+        hub.incident("warning", "environment_failed", text)
         self._end(trajectory, "failed", problem)
-        self._failures += 1
-        if self._failures >= self._hub.config.reward.max_consecutive_failures:
-            told = f"{self._failures} episodes in a row failed; the last: {problem}"
-            self._hub.failed = self._hub.failed or told
+        # A dead process loses all its episodes at once, which says nothing of the next ones.
+        self._failures += not problem.startswith(("environment_lost", "environment_diverged"))
+        if (count := self._failures) >= hub.config.reward.max_consecutive_failures:
+            hub.failed = hub.failed or f"{count} episodes in a row failed; the last: {problem}"
 
     def _reward(self, trajectory: Trajectory) -> None:
         """Record the sum of an episode's rewards, paid at its turns, unless it is scored."""

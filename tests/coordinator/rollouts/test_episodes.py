@@ -355,6 +355,20 @@ def test_an_environment_that_fails_every_episode_ends_the_run(tmp_path: Path) ->
     play(tmp_path / "run-1", story, reward={"max_consecutive_failures": 2})
 
 
+def test_the_episodes_of_a_process_that_died_end_no_run(tmp_path: Path) -> None:
+    """It had hundreds of them, and they fail in a row; one that fails by itself counts."""
+
+    async def story(stage: EpisodeStage) -> None:
+        for status in ("lost", "diverged", "lost"):
+            await stage.answer(Step(), status=status, error="its process ended")
+        assert stage.hub.failed is None
+        for _ in range(2):
+            await stage.answer(Step(), status="crashed", error="no port")
+        assert stage.hub.failed is not None
+
+    play(tmp_path / "run-1", story, reward={"max_consecutive_failures": 2})
+
+
 def test_a_tool_that_prints_nothing_has_answered_in_a_chat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
