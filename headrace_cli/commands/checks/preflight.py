@@ -197,7 +197,8 @@ def check_environment(config: RunConfig) -> RunConfig:
 
     ready = asyncio.run(ready_of(environment))
     tools = ready.tools
-    if ready.pays and config.reward != RewardConfig() and not environment.scored:
+    heeded = RewardConfig(max_consecutive_failures=config.reward.max_consecutive_failures)
+    if ready.pays and config.reward != heeded and not environment.scored:
         raise UserError(
             "reward: an environment pays itself; leave the section out, or let it score the last "
             "turn besides, by environment.scored = true"

@@ -44,6 +44,7 @@ def test_rewards_beside_an_environment_have_to_be_asked_for() -> None:
     with pytest.raises(UserError, match=r"environment\.scored = true"):
         checked("reward.kind=exact")
     assert checked("reward.kind=exact", "environment.scored=true").is_scored
+    assert not checked("reward.max_consecutive_failures=9").is_scored, "episodes fail, too"
 
 
 def test_tools_need_a_chat() -> None:
