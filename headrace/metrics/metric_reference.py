@@ -21,9 +21,8 @@ inside for as many, at least {MIN_UPDATES_BACK}. A `share` lies between 0 and 1.
 
 A metric is recorded once per committed update, as a gauge about once per second (after a day of
 training every 4, after two and a half every 10), or both. An array has a number per bin.
-[SQL](storage.md#tables) and `headrace export RUN metrics` have all of them.
-Names under `actor/`, `critic/`, `response_length/`, `timing_s/` and `perf/` are verl's, where
-verl has such a metric.
+[SQL](storage.md#tables) and `headrace export RUN metrics` have all of them. Names under `actor/`,
+`critic/`, `response_length/`, `timing_s/` and `perf/` are verl's, where verl has such a metric.
 """
 
 SECTIONS = {
