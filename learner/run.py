@@ -100,9 +100,8 @@ def _run(options: argparse.Namespace) -> int:
     link = Link(options.connect, config.transport.max_bytes, config.transport.curve_keys)
     try:
         with contextlib.ExitStack() as stack:
-            # While it loads, a rank sends its progress and nothing else.
-            is_first = options.rank == 0
-            with work.heartbeats(link, identity_of(NAME)) if is_first else contextlib.nullcontext():
+            # While it loads, a rank sends its progress and nothing else, all under one name.
+            with work.heartbeats(link, identity_of(NAME)):
                 trainer = Trainer(
                     config, options.run_dir, rank=options.rank, device=device, relay=relay,
                     reads_checkpoints=options.local_rank == 0, work=work,
@@ -137,9 +136,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def weights_of(trainer: Trainer) -> WeightOrigin:
     """Return the origin of the learner's weights, for the coordinator."""
-    resumed_from = None if trainer.resumed_from is None else str(trainer.resumed_from)
-    at = trainer.position
-    return WeightOrigin(at.update, at.batch_id, resumed_from, at.skipped)
+    at, found = trainer.position, trainer.resumed_from
+    return WeightOrigin(at.update, at.batch_id, str(found) if found else None, at.skipped)
 
 
 def _checkpoint_incidents(root: Path, trainer: Trainer) -> list[Trouble]:

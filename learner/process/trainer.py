@@ -128,6 +128,7 @@ class Trainer:
             self.position = WeightPosition()
             if checkpoint is not None:
                 self.position = self.checkpoints.restore(checkpoint, models.engines)
+            self._relay.least(0)  # a rank with a slow disk still sends its progress
         self._updater = Updater(
             algorithm,
             models.engines[POLICY],

@@ -46,6 +46,7 @@ from headrace.protocol.token_spans import Reward
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.update_log import read_applied
 from learner.process import checkpointing, trainer, weight_publishing
+from learner.process.model_set import ModelSet
 from tests.learner.recorded import (
     Sent,
     alone,
@@ -559,6 +560,35 @@ def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
     for name, weight in found[1].items():
         difference = (found[2][name] - weight).norm() / weight.norm()
         assert difference < 1e-5, name
+
+
+def learner_whose_second_rank_loads_slowly(argv: list[str]) -> int:
+    """A learner whose rank 1 builds its models only once there is a file `gate`."""
+    gate = Path(argv[argv.index("--run-dir") + 1]) / "gate"
+
+    def slow(*args: Any, work: ProgressReporter, **settings: Any) -> ModelSet:
+        work.at("reading from a slow disk", 1, 2, "files")
+        while not gate.exists():
+            time.sleep(0.02)
+        return ModelSet(*args, work=work, **settings)
+
+    if argv[argv.index("--rank") + 1] == "1":
+        patch.object(trainer, "ModelSet", slow).start()
+    return learner.run.main(argv)
+
+
+@pytest.mark.slow
+def test_a_rank_that_loads_for_longer_than_the_first_is_heard(tmp_path: Path) -> None:
+    """Rank 0 moves nothing meanwhile, and says no Hello: a coordinator would give up."""
+    config = run_config(save_tiny_model(tmp_path / "model"), ranks=2)
+    with ScriptedCoordinator(config, tmp_path / "run-10") as coordinator:
+        coordinator.start_learner(2, learner_whose_second_rank_loads_slowly)
+        coordinator.until_stage("reading from a slow disk")
+        (coordinator.run_dir / "gate").touch()
+        greet(coordinator, 0)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+        assert coordinator.wait() == [0, 0]
 
 
 @pytest.mark.slow
