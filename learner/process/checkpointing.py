@@ -141,14 +141,18 @@ class RankCheckpoints:
                 models.save(name, folder / name, model)
             shutil.copytree(shelf, folder / STATE, copy_function=_same_file)
 
+        def await_all() -> None:
+            while not all((shelf / name).is_file() for name in wanted):
+                time.sleep(_POLL_S)
+
         def write(tell: Tell, work: ProgressReporter | None = None) -> Path | None:
             for name, state in states.items():
                 _shelve(state, shelf / name, tell)
             if self._rank:
                 return None
-            # The disks of other ranks take as long as they take.
-            while not all((shelf / name).is_file() for name in wanted):
-                time.sleep(_POLL_S)
+            # What the disks of other ranks lack, these tell their logs alone.
+            text = f"the disk of {shelf} to take the files of all ranks"
+            until_written(await_all, shelf, 0, tell=lambda told: tell(told and text))
             path = write_checkpoint(
                 self._root, facts.pop("update"), fill, facts=facts,
                 keep_last=self._config.checkpoint.keep_last,

@@ -38,10 +38,8 @@ class RankRelay:
         if self._world == 1:
             assert message is not None
             return message
-        sizes = torch.zeros(2, dtype=torch.int64)
         frames = self._codec.encode(message) if message is not None else []
-        if frames:
-            sizes = torch.tensor([len(frame) for frame in frames])
+        sizes = torch.tensor([len(frame) for frame in frames] or [0, 0])
         dist.broadcast(sizes, src=0, group=self._group)
         data = _joined(frames) if frames else torch.empty(int(sizes.sum()), dtype=torch.uint8)
         dist.broadcast(data, src=0, group=self._group)
@@ -113,8 +111,6 @@ class RankRelay:
 
     def collect(self, message: Message) -> list[Message]:
         """Return the messages of all ranks in order on rank 0, and nothing on the others."""
-        if self._world == 1:
-            return [message]
         if self._rank:
             self._send(message, 0)
             return []

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 import learner.run
 from headrace.config.sections.run import RunConfig
+from headrace.host import disk
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import (
@@ -586,6 +587,33 @@ def test_a_rank_that_loads_for_longer_than_the_first_is_heard(tmp_path: Path) ->
         coordinator.until_stage("reading from a slow disk")
         (coordinator.run_dir / "gate").touch()
         greet(coordinator, 0)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+        assert coordinator.wait() == [0, 0]
+
+
+def learner_whose_second_rank_shelves_slowly(argv: list[str]) -> int:
+    """A learner whose rank 1 writes its optimizers only once there is a file `gate`; a write is
+    slow after three seconds."""
+    rank = argv[argv.index("--rank") + 1]
+    patch.object(disk, "SLOW_S", 3.0).start()
+    return learner_whose_checkpoints_wait(argv) if rank == "1" else learner.run.main(argv)
+
+
+@pytest.mark.slow
+def test_a_disk_that_only_another_rank_lacks_is_told(tmp_path: Path) -> None:
+    """Rank 0 waits for the files of rank 1, which has no connection to the coordinator."""
+    config = run_config(save_tiny_model(tmp_path / "model"), ranks=2, zero_stage=2)
+    with ScriptedCoordinator(config, tmp_path / "run-11") as coordinator:
+        coordinator.start_learner(2, learner_whose_second_rank_shelves_slowly)
+        greet(coordinator, 0)
+        coordinator.send(CheckpointRequest(update=0, lineage=0))
+        shelf = coordinator.run_dir / "checkpoints" / ".ranks"
+        text = f"the disk of {shelf} to take the files of all ranks"
+        assert coordinator.expect(Trouble) == Trouble(kind="disk", text=text, waits=True)
+        (coordinator.run_dir / "gate").touch()
+        assert coordinator.expect(Trouble) == Trouble(kind="disk", text="", waits=True)
+        assert coordinator.expect(CheckpointDone).update == 0
         coordinator.send(Shutdown(reason="done"))
         coordinator.expect(Goodbye)
         assert coordinator.wait() == [0, 0]
