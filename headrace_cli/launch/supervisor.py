@@ -160,8 +160,9 @@ class Supervisor:
                 self._ask_for_stacks()
                 self._cause = RunOutcome(OURS, lost, self._coordinator.tail())
                 raise _EndRunError
-            for child in self._children:
-                code = self._launcher.reap(child)
+            # All before any: a learner rank ends the others, whose own causes would be lost.
+            dead = [(child, self._launcher.reap(child)) for child in self._children]
+            for child, code in dead:
                 if code is not None:
                     self._died(child, code)
             now = time.monotonic()

@@ -274,6 +274,15 @@ def test_all_learner_ranks_come_back_together(script: Script) -> None:
     assert run(script, first, second).code == 0
 
 
+def test_the_users_mistake_in_a_rank_is_not_lost_behind_another_ranks_death(script: Script) -> None:
+    """Rank 0 loses its connection to rank 1, and both have ended at the supervisor's next look."""
+    first = spec(script, "learner-0", "learner", "die", 1, 0.2, restarts=ONCE)
+    second = spec(script, "learner-1", "learner", "die", 2, 0.2, restarts=ONCE)
+    outcome = run(script, first, second, deadlines=replace(QUICK, poll_s=1.5))
+    assert outcome == RunOutcome(2, "something is wrong here")
+    assert script.events("learner-1") == ["started", "died", "gave_up"]
+
+
 def test_a_run_goes_on_without_its_page(script: Script) -> None:
     page = spec(script, "dashboard", "dashboard", "die", 1, restarts=ONCE, needed=False)
     script.when(lambda: any("stays away" in note for note in script.notes), script.finish)
