@@ -80,7 +80,7 @@ def select(arguments: argparse.Namespace) -> int:
         # The hash that holds them out takes none of the chosen ones.
         held_out = source.eval_rows(config.evaluation.num_prompts)
     everything = [*base, *chosen, *held_out]
-    records = (_record(row, folder) for row in everything)
+    records = (_record(row, folder, members(config.task).get(row.domain)) for row in everything)
     lines = [json.dumps(record, default=str) for record in records]
     run_folder.write_atomically(arguments.out, "".join(f"{line}\n" for line in lines))
     result = {
@@ -116,14 +116,14 @@ def _source(config: RunConfig, path: str | None) -> "PromptSource":
     return build_source(task, config.seed)
 
 
-def _record(row: "TaskRow", folder: Path) -> dict[str, Any]:
+def _record(row: "TaskRow", folder: Path, task: Any = None) -> dict[str, Any]:
     from tasks.rows import images_in, with_images
 
     plain = row.prompt if row.plain is None else row.plain
     prompt = with_images(plain, [_written(i, row, folder) for i in images_in(plain)])
-    return {"id": row.id, "prompt": prompt, "answer": row.answer} | {
-        key: value for key, value in row.info.items() if key not in ("prompt", "answer")
-    }
+    keys = (getattr(task, f"{name}_key", None) or name for name in ("prompt", "answer"))
+    told = {"id": row.id, **dict(zip(keys, (prompt, row.answer), strict=True))}
+    return told | {key: value for key, value in row.info.items() if key not in told}
 
 
 def _written(image: Any, row: "TaskRow", folder: Path) -> str:

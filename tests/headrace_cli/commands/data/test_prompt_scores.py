@@ -108,3 +108,22 @@ def test_a_template_decides_what_is_held_out_and_is_not_written(
     trained = build_source(task.model_copy(update={"path": str(out)}), 0).training_rows(400)
     assert [row.prompt for row in trained] == [f"Ask: {prompt}" for prompt in written[:2]]
     assert len(written) > 2
+
+
+def test_columns_keep_the_names_that_the_recipe_gives_them(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe reads what is selected by the same names."""
+    pool = tmp_path / "pool.jsonl"
+    rows = ({"q": f"pool {i}", "gold": {"a": "1"}, "answer": "worked out"} for i in range(40))
+    pool.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = ',prompt_key="q",answer_key="gold.a"'
+    run_dir = scored_run(recipe, pool, monkeypatch, scored=SCORED, more=more)
+    out = tmp_path / "hard.jsonl"
+    assert main(["select", run_dir, "--keep", "2", "--out", str(out)]) == 0
+    task = run_folder.read_config(Path(run_dir)).task
+    found = build_source(task.model_copy(update={"path": str(out)}), 0).training_rows(400)
+    assert len(found) == 2
+    for row in found:
+        assert str(row.prompt).startswith("pool ")
+        assert (row.answer, row.info["answer"]) == ("1", "worked out")
