@@ -172,6 +172,11 @@ def _load(
         )
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model {path}: {first_line(error)}") from error
+    if model.can_generate():
+        try:
+            model.generation_config.validate(strict=True)
+        except ValueError:  # transformers saves no temperature of a policy that does not sample
+            model.generation_config.do_sample = True
     if config.freeze_vision:
         for part in tower_of(model):
             part.requires_grad_(False)
