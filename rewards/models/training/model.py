@@ -22,6 +22,7 @@ from headrace.errors import UserError, first_line
 from headrace.host.hardware import free_port, has_bfloat16
 from learner.device import choose_device
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
+from learner.models.family_check import may_share_rows, random_twin
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower
 from learner.models.loading import (
@@ -80,6 +81,8 @@ class RewardModel:
         else:
             load = load_critic if is_scalar else load_policy
             self.pretrained = load(models, dtype=dtype, device=self.device)
+        twin = random_twin(self.pretrained, trust_remote_code=models.trust_remote_code)
+        self.shares_rows = may_share_rows(PolicyNetwork(twin, autocast=autocast))
         network: ValueNetwork | PolicyNetwork = (
             ValueNetwork(self.pretrained, autocast=autocast)
             if is_scalar

@@ -39,7 +39,7 @@ from headrace.run_files.reward_model_run import (
 from headrace.run_files.run_folder import read_manifest
 from learner.process.checkpoint import newest
 from rewards.models.encoding import PromptImages
-from rewards.models.packing import LossUnit, packs_of
+from rewards.models.packing import LossUnit, UnitPack, packs_of
 from rewards.models.training.examples import ExampleImages, Examples
 from rewards.models.training.metrics import flat
 from rewards.models.training.model import RewardModel, check_start, load_tokenizer, positions_of
@@ -312,15 +312,15 @@ class PackedTraining:
             config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed,
             read_image=read_image,
         )  # fmt: skip
+        if not self._model.shares_rows and any(len(unit.rows) > 1 for unit in self._held_out):
+            raise UserError(f"{config.model.path}: its layers have a state, and pairs share a row")
         self.checkpoint, self.save = self._model.checkpoint, self._model.save
 
     def take(self, step: int) -> StepResult:
         """A step on a batch of units."""
         config, model = self._config, self._model
         units = batch_of(self._training, step, config.training.batch, config.seed)
-        packs = packs_of(
-            units, budget=config.engine.micro_batch_tokens, device=model.device, images=model.images
-        )
+        packs = self._packs(units)
         weight = sum(unit.weight for unit in units)
         lr, losses = model.engine.lr, []
         for number, pack in enumerate(packs, start=1):
@@ -335,10 +335,20 @@ class PackedTraining:
             sum(unit.tokens for unit in units),
         )
 
+    @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
-        """Figures of the held-out units."""
-        budget = self._config.engine.micro_batch_tokens
-        return evaluate(self._model, self._objective, self._held_out, budget=budget)
+        """Figures of the held-out units under the present weights."""
+        judged: list[tuple[float, ...]] = []
+        seen: list[LossUnit] = []
+        for pack in self._packs(self._held_out):
+            judged += self._objective.judge(self._model.engine(pack.pack), pack)
+            seen += pack.units
+        return self._objective.figures(judged, seen)
+
+    def _packs(self, units: Sequence[LossUnit]) -> list[UnitPack]:
+        model = self._model
+        budget = self._config.engine.micro_batch_tokens if model.shares_rows else 1
+        return packs_of(units, budget=budget, device=model.device, images=model.images)
 
 
 def encode_examples(
@@ -385,16 +395,3 @@ def batch_of(units: Sequence[U], step: int, size: int, seed: int) -> list[U]:
 @lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> list[int]:
     return np.random.default_rng([seed, epoch]).permutation(count).tolist()
-
-
-@torch.no_grad()
-def evaluate(
-    model: RewardModel, objective: Objective, units: Sequence[LossUnit], *, budget: int
-) -> dict[str, Any]:
-    """Figures of held-out units under the present weights."""
-    judged: list[tuple[float, ...]] = []
-    seen: list[LossUnit] = []
-    for pack in packs_of(units, budget=budget, device=model.device, images=model.images):
-        judged += objective.judge(model.engine(pack.pack), pack)
-        seen += pack.units
-    return objective.figures(judged, seen)

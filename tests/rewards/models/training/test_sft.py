@@ -18,8 +18,12 @@ from rewards.models.training import synthetic_errors
 from rewards.models.training.data_files import read_demonstration
 from rewards.models.training.examples import Demonstration, split
 from rewards.models.training.model import RewardModel, load_tokenizer
+from rewards.models.training.train import PackedTraining
 from storage import queries
-from tests.rewards.models.small import ROOT, Silence, run
+from tasks.procedural.chain_sums import CHAIN_SUMS
+from tasks.procedural.character_tokenizer import build_tokenizer
+from tests.learner.models.families import save_family
+from tests.rewards.models.small import ROOT, Silence, run, small
 
 RECIPE = ROOT / "recipes" / "sft" / "cold-start.toml"
 CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
@@ -68,11 +72,8 @@ def test_a_row_that_is_none(row: dict[str, Any], message: str) -> None:
         read_demonstration("answers.jsonl, row 3", row)
 
 
-def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
-    """Of answer tokens alone, the end token included, averaged over all of them."""
-    config = recipe(tmp_path, "training.from_scratch=false", "training.steps=1")
-    watch = Silence()
-    run(config, watch=watch)
+def loss_alone(config: RewardModelConfig) -> float:
+    """Of the held-out examples by transformers, one at a time."""
     assert isinstance(config.data, TaskDataConfig)
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
@@ -88,9 +89,38 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
         with torch.no_grad():
             total += float(model(ids, labels=labels).loss) * len(answer)
         tokens += len(answer)
-    figures = watch.evaluations[0].figures
-    assert figures["loss"] == pytest.approx(total / tokens, rel=1e-5)
-    assert figures["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    return total / tokens
+
+
+def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
+    """Of answer tokens alone, the end token included, averaged over all of them."""
+    config = recipe(tmp_path, "training.from_scratch=false", "training.steps=1")
+    watch = Silence()
+    run(config, watch=watch)
+    figures, expected = watch.evaluations[0].figures, loss_alone(config)
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "falcon_h1"])
+def test_layers_with_a_state_read_one_answer_at_a_time(family: str, tmp_path: Path) -> None:
+    """Behind others in its row an answer would begin in their state."""
+    folder = save_family(family, tmp_path / "model")
+    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(folder)
+    path = f'model.path="{folder}"'
+    config = recipe(tmp_path, path, "training.from_scratch=false", "training.steps=1")
+    found = PackedTraining(config, None).evaluate()["loss"]
+    assert found == pytest.approx(loss_alone(config), rel=1e-4)
+    with pytest.raises(UserError, match="layers have a state, and pairs share a row"):
+        PackedTraining(small("bradley-terry", tmp_path, path, steps=1), None)
+
+
+def test_a_family_that_is_computed_otherwise_here_is_refused(tmp_path: Path) -> None:
+    folder = save_family("stablelm", tmp_path / "model")
+    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(folder)
+    config = recipe(tmp_path, f'model.path="{folder}"', "training.from_scratch=false")
+    with pytest.raises(UserError, match="^stablelm models cannot be trained here"):
+        PackedTraining(config, None)
 
 
 def test_random_weights_learn_and_go_on_as_a_policy(
