@@ -6,6 +6,7 @@ text cannot bring in a special token.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -84,23 +85,13 @@ class SessionEncoder:
     def _text(self, text: str) -> list[int]:
         """Return ids of a text in which marks alone are special tokens."""
         ids: list[int] = []
-        plain: list[str] = []
-
-        def flush() -> None:
-            if plain:
-                encoded = self._tokenizer(
-                    " ".join(plain), add_special_tokens=False, split_special_tokens=True
-                )
-                ids.extend(encoded["input_ids"])
-                plain.clear()
-
-        for term in text.split():
-            if term in self._marks:
-                flush()
-                ids.append(self._marks[term])
-            else:
-                plain.append(term)
-        flush()
+        for is_mark, terms in groupby(text.split(), self._marks.__contains__):
+            if is_mark:
+                ids += map(self._marks.__getitem__, terms)
+                continue
+            plain = " ".join(terms)
+            encoded = self._tokenizer(plain, add_special_tokens=False, split_special_tokens=True)
+            ids += encoded["input_ids"]
         return ids
 
 

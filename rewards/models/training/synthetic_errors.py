@@ -43,14 +43,11 @@ def demonstrations(config: TaskDataConfig, *, seed: int) -> list[Demonstration]:
     """A right answer to each prompt, worked out; UserError for captions."""
     if config.task not in _WORK:
         raise UserError(f"objective.kind = 'sft': answers of {config.task} are not made here")
-    prompts = [
-        _prompt(config, Random(f"sft/{config.task}/{seed}/{index}"))[0]
-        for index in range(config.examples)
-    ]
-    return [
-        Demonstration(prompt, "".join(_answer(config, prompt)), f"example {index}")
-        for index, prompt in enumerate(prompts)
-    ]
+    made = []
+    for index in range(config.examples):
+        prompt, _ = _prompt(config, Random(f"sft/{config.task}/{seed}/{index}"))
+        made.append(Demonstration(prompt, "".join(_answer(config, prompt)), f"example {index}"))
+    return made
 
 
 def labelled(config: TaskDataConfig, *, seed: int) -> list[LabelledAnswer]:
