@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
@@ -33,12 +32,10 @@ from learner.models.loading import (
     policy_class,
     random_model,
 )
-from learner.process.checkpoint import write_checkpoint
 from learner.process.weight_publishing import weights_of
 from rewards.models.card import card_of, fingerprint, write_card
 
 HF, STATE = "model", "state"
-_KEPT = 2
 _OPTIMIZER = {"lr", "betas", "weight_decay", "warmup_steps", "grad_clip"}
 
 
@@ -58,6 +55,7 @@ class RewardModel:
         """Load the model of the recipe or of a checkpoint; UserError where there is none.
 
         `read_image`: an image's file by its digest, for a model that sees."""
+        _check_start(config, tokenizer)
         self._config, self.tokenizer = config, tokenizer
         self.device = choose_device(config.engine.device, key="engine.device")
         if self.device.type == "cpu":
@@ -121,17 +119,6 @@ class RewardModel:
         chat = self._config.model.chat_template
         write_card(folder, card_of(self._config, self.tokenizer, run_id, chat))
 
-    def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> Path:
-        """Write everything that a resumed run needs under checkpoints/step_N."""
-
-        def fill(folder: Path) -> None:
-            self.save(folder / HF, run_id)
-            (folder / STATE).mkdir()
-            state: dict[str, Tensor] = self.engine.state() | {"rng": torch.get_rng_state()}
-            save_file(state, folder / STATE / "engine.safetensors")
-
-        return write_checkpoint(root, step, fill, facts=facts, keep_last=_KEPT)
-
 
 def load_tokenizer(config: RewardModelConfig) -> Any:
     """The tokenizer of the model that is started from; UserError where there is none."""
@@ -155,7 +142,7 @@ def positions_of(config: RewardModelConfig) -> int | None:
     return None if found is None else int(found)
 
 
-def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
+def _check_start(config: RewardModelConfig, tokenizer: Any) -> None:
     """Raise UserError where the initial value model has another tokenizer."""
     start = config.model.critic_path
     if start is None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from headrace.config.sections.reward_model import (
     RankerConfig,
@@ -21,7 +21,6 @@ from headrace.config.sections.reward_model import (
 from headrace.data.sessions import SessionData
 from headrace.errors import UserError
 from learner.device import choose_device
-from learner.process.checkpoint import write_checkpoint
 from learner.ranking.losses import contrastive, pointwise
 from learner.ranking.metrics import rank_figures
 from learner.ranking.model import SessionRanker
@@ -31,8 +30,6 @@ from rewards.models.training.model import HF, STATE, decay_of
 from rewards.models.training.train import StepResult, batch_of
 from tasks.datasets.session_files import read_sessions
 from tasks.procedural.search_world import search_data
-
-_KEPT = 2
 
 
 class SessionRankerTraining:
@@ -136,21 +133,11 @@ class SessionRankerTraining:
         self._ranker.save(folder)
         write_card(folder, card_of(self._config, self._ranker.tokenizer, run_id, "never"))
 
-    def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> Path:
-        """Write everything that a resumed run needs under checkpoints/step_N."""
-
-        def fill(folder: Path) -> None:
-            self.save(folder / HF, run_id)
-            (folder / STATE).mkdir()
-            state = {
-                f"{name}/{number}": value
-                for number, of in self._optimizer.state_dict()["state"].items()
-                for name, value in of.items()
-            }
-            state |= {"rng": torch.get_rng_state(), "recognised": torch.tensor(self._recognised)}
-            save_file(state, folder / STATE / "engine.safetensors")
-
-        return write_checkpoint(root, step, fill, facts=facts, keep_last=_KEPT)
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a resumed run needs beside the model."""
+        moments = self._optimizer.state_dict()["state"].items()
+        state = {f"{name}/{i}": value for i, of in moments for name, value in of.items()}
+        return {**state, "recognised": torch.tensor(self._recognised)}
 
     def _restore(self, checkpoint: Path) -> None:
         state = load_file(checkpoint / STATE / "engine.safetensors")

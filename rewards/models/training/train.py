@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from headrace.config.sections.reward_model import RankerConfig, RewardModelConfig
 from headrace.data.image_processor import sees_images
@@ -37,16 +38,17 @@ from headrace.run_files.reward_model_run import (
     write_status,
 )
 from headrace.run_files.run_folder import read_manifest
-from learner.process.checkpoint import newest
+from learner.process.checkpoint import newest, write_checkpoint
 from rewards.models.encoding import PromptImages
 from rewards.models.packing import LossUnit, UnitPack, packs_of
 from rewards.models.training.examples import ExampleImages, Examples
 from rewards.models.training.metrics import flat
-from rewards.models.training.model import RewardModel, check_start, load_tokenizer, positions_of
+from rewards.models.training.model import HF, STATE, RewardModel, load_tokenizer, positions_of
 from rewards.models.training.objectives import Objective, build_objective
 from rewards.models.training.report import write_report
 from rewards.models.training.sources import read_examples
 
+_KEPT = 2
 MOST_DROPPED = 20
 """Number of consecutive non-finite steps that end the run."""
 
@@ -89,8 +91,8 @@ class Trainee(Protocol):
     def evaluate(self) -> dict[str, Any]:
         """Figures on the held-out examples."""
 
-    def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> object:
-        """Write everything that a resumed run needs under checkpoints/step_N."""
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a resumed run needs beside the model."""
 
     def save(self, folder: Path, run_id: str) -> None:
         """Write the folder of the trained model."""
@@ -238,10 +240,19 @@ class TrainingLoop:
             self._trainee.save(self._run_dir / BEST, self._run_dir.name)
 
     def _checkpoint(self) -> None:
+        """Write everything that a resumed run needs under checkpoints/step_N."""
         if self._kept_at == self._step:
             return
+
+        def fill(folder: Path) -> None:
+            self._trainee.save(folder / HF, self._run_dir.name)
+            (folder / STATE).mkdir()
+            state = self._trainee.state() | {"rng": torch.get_rng_state()}
+            save_file(state, folder / STATE / "engine.safetensors")
+
         facts = {"tokens": self._tokens, "train_time_s": self._seconds}
-        self._trainee.checkpoint(self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts)
+        root = self._run_dir / CHECKPOINTS
+        write_checkpoint(root, self._step, fill, facts=facts, keep_last=_KEPT)
         self._kept_at = self._step
 
     def _interrupted(self) -> TrainingResult:
@@ -289,7 +300,6 @@ class PackedTraining:
     def __init__(self, config: RewardModelConfig, resumed: Path | None) -> None:
         """UserError where examples or model cannot be had."""
         tokenizer = load_tokenizer(config)
-        check_start(config, tokenizer)
         examples, images = read_examples(config), None
         read_image: Callable[[str], bytes] | None = None
         if sees_images(config.model.path):
@@ -314,7 +324,7 @@ class PackedTraining:
         )  # fmt: skip
         if not self._model.shares_rows and any(len(unit.rows) > 1 for unit in self._held_out):
             raise UserError(f"{config.model.path}: its layers have a state, and pairs share a row")
-        self.checkpoint, self.save = self._model.checkpoint, self._model.save
+        self.state, self.save = self._model.engine.state, self._model.save
 
     def take(self, step: int) -> StepResult:
         """A step on a batch of units."""
