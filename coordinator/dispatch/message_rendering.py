@@ -7,26 +7,18 @@ A chat's frame around messages is the difference of two renderings of the model'
 conversation that ends with an answer, and the same with the messages behind it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import TemplateError
 
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage, Role
 from headrace.protocol.token_spans import Int32, Source, Speaker
 
 _ANSWER = "c8b07e"
 _MARK = "f3a9d{}e1"
-_TOOLS = """You may call functions, whose signatures are here:
-{}
-To call one, write its name and arguments as JSON:
-<tool_call>
-{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
-</tool_call>
-The results follow, and then you go on."""
 _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "content": _ANSWER}]
 
 
@@ -138,34 +130,3 @@ class MessageRenderer:
         closing = self._tokenizer.eos_token or ""
         at = text.find(closing, end) if closing else -1
         return end if at < 0 else at + len(closing)
-
-
-def chat_text(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    begins_answer: bool,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Render a conversation by the tokenizer's template.
-
-    Where that shows no tools, a system message lists them and says how Hermes calls them."""
-
-    def by_template(**more: Any) -> str:
-        try:
-            text = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=begins_answer, **more
-            )
-        except (TemplateError, TypeError) as error:  # the latter: it adds text to a list
-            raise UserError(f"the model's chat template takes no such chat: {error}") from error
-        return str(text)
-
-    plain = by_template()
-    shown = by_template(tools=list(tools)) if tools else ""
-    if not tools or shown != plain:
-        return shown or plain
-    text, rest = _TOOLS.format("\n".join(map(json.dumps, tools))), list(messages)
-    if rest and rest[0]["role"] == "system":
-        text = f"{rest.pop(0)['content']}\n\n{text}"
-    told = [{"role": "system", "content": text}, *rest]
-    return chat_text(tokenizer, told, begins_answer=begins_answer)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.dispatch.message_rendering import MessageRenderer, chat_text
+from coordinator.dispatch.message_rendering import MessageRenderer
 from coordinator.dispatch.mixture import DomainMixture, MixtureProgress
 from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
@@ -27,7 +27,7 @@ from headrace.config.sections.task import members
 from headrace.data.anchors import Anchor, read_anchors
 from headrace.data.image_processor import ImageProcessor, sees_images
 from headrace.data.media import MediaError, MediaStore, digest_of, open_rgb
-from headrace.data.tokenizer import load_tokenizer, vocabulary_size
+from headrace.data.tokenizer import chat_text, load_tokenizer, vocabulary_size
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import GroupIssued

@@ -1,21 +1,31 @@
 """Tokenizer, vocabulary and chat template of a model, without loading the model.
 
-In: a model's folder or hub name. Out: the tokenizer that `AutoTokenizer` of transformers gives, and
-the size of the vocabulary that `AutoConfig` says, whether there is a chat template. Promises: where
-the folder's own files say all of it, nothing but the tokenizer is imported. The Auto classes bring
-torch and those of all models, five to nine seconds of a core, which every coordinator would spend
-before it can answer anybody.
+In: a model's folder or hub name. Out: the tokenizer that `AutoTokenizer` of transformers gives, the
+size of the vocabulary that `AutoConfig` says, whether there is a chat template, and a chat in it.
+Promises: where the folder's own files say all of it, nothing but the tokenizer is imported. The
+Auto classes bring torch and those of all models, five to nine seconds of a core, which every
+coordinator would spend before it can answer anybody.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from headrace.errors import UserError
 
 GENERIC_CLASS = "TokenizersBackend"
 """The class of a tokenizer that its `tokenizer.json` describes completely."""
 TAKEN_AT_ITS_WORD = ("llama",)
 """Model types whose folder's class transformers uses. Others, such as `qwen2`, it may replace;
 those go by `AutoTokenizer`."""
+_TOOLS = """You may call functions, whose signatures are here:
+{}
+To call one, write its name and arguments as JSON:
+<tool_call>
+{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>
+The results follow, and then you go on."""
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
@@ -60,6 +70,41 @@ def has_chat_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     return bool(_read(folder / "tokenizer_config.json").get("chat_template"))
+
+
+def chat_text(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    begins_answer: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Render a conversation by the tokenizer's template.
+
+    Where that shows no tools, a system message lists them and says how Hermes calls them."""
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise UserError("the tokenizer has no chat template, which chat messages need")
+
+    def by_template(**more: Any) -> str:
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=begins_answer, **more
+            )
+        except (TemplateError, TypeError) as error:  # the latter: it adds text to a list
+            raise UserError(f"the model's chat template takes no such chat: {error}") from error
+        return str(text)
+
+    plain = by_template()
+    shown = by_template(tools=list(tools)) if tools else ""
+    if not tools or shown != plain:
+        return shown or plain
+    text, rest = _TOOLS.format("\n".join(map(json.dumps, tools))), list(messages)
+    if rest and rest[0]["role"] == "system":
+        text = f"{rest.pop(0)['content']}\n\n{text}"
+    told = [{"role": "system", "content": text}, *rest]
+    return chat_text(tokenizer, told, begins_answer=begins_answer)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,17 +5,19 @@ ids of both, the response's with the end token, where images stand in them, and 
 its lines end. Promise: a prompt has the ids that a run gives it with the same `chat_template`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.data.image_processor import ImageProcessor
 from headrace.data.media import open_rgb
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
 from rewards.models.card import ChatMode
 from tasks.rows import chat_of, images_in, other_than_text, text_of
 
 Prompt = str | list[dict[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
 class EncodedResponse(NamedTuple):
@@ -64,16 +66,9 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
-    """Messages through the chat template, up to where the answer begins; UserError without one."""
-    if not tokenizer.chat_template:
-        raise UserError("the tokenizer has no chat template, which chat messages need")
-    return str(
-        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    )
-
-
-def rendered_prompt(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
+def rendered_prompt(
+    tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False, tools: Tools = ()
+) -> str:
     """Return a prompt's text as the policy sees it.
 
     UserError for chat messages with the template switched off, and for other than text and
@@ -84,14 +79,14 @@ def rendered_prompt(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: b
         return prompt
     if mode == "never":
         raise UserError("a prompt has chat messages, but model.chat_template is 'never'")
-    return chat_text(tokenizer, chat_of(prompt))
+    return chat_text(tokenizer, chat_of(prompt), begins_answer=True, tools=tools)
 
 
 def prompt_ids(
-    tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False
+    tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False, tools: Tools = ()
 ) -> list[int]:
     """Return the ids of a prompt; UserError as of `rendered_prompt`."""
-    text = rendered_prompt(tokenizer, prompt, mode, images=images)
+    text = rendered_prompt(tokenizer, prompt, mode, images=images, tools=tools)
     if isinstance(prompt, str) and mode != "always":
         return text_ids(tokenizer, text)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -107,7 +102,7 @@ def check_text(prompt: Prompt) -> None:
 
 def encode(
     tokenizer: Any, prompt: Prompt, response: str, mode: ChatMode, *, ended: bool = True,
-    images: PromptImages | None = None,
+    images: PromptImages | None = None, tools: Tools = (),
 ) -> EncodedResponse:  # fmt: skip
     """Encode a prompt and a response; `ended`: with the end token.
 
@@ -115,7 +110,7 @@ def encode(
     ids = list(tokenizer(response, add_special_tokens=False)["input_ids"])
     if ended and tokenizer.eos_token_id is not None:
         ids.append(int(tokenizer.eos_token_id))
-    opening = prompt_ids(tokenizer, prompt, mode, images=images is not None)
+    opening = prompt_ids(tokenizer, prompt, mode, images=images is not None, tools=tools)
     if images is None:
         return EncodedResponse(opening, ids)
     expanded, media = images.expand(opening, prompt)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from headrace.config.sections.reward_model import SLOTS, PairwiseConfig
 from headrace.data.answer_text import without_control_tokens
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
-from rewards.models.encoding import Prompt, PromptImages, chat_text, check_text, text_ids
+from rewards.models.encoding import Prompt, PromptImages, check_text, text_ids
 from tasks.rows import images_in
 
 _SLOT = re.compile("{(" + "|".join(SLOTS) + ")}")
@@ -66,7 +67,7 @@ def yes_no_tokens(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> YesN
 
 
 def _shown(tokenizer: Any, content: str | list[dict[str, Any]]) -> str:
-    return chat_text(tokenizer, [{"role": "user", "content": content}])
+    return chat_text(tokenizer, [{"role": "user", "content": content}], begins_answer=True)
 
 
 def _id_of(tokenizer: Any, shown: str, name: str, word: str) -> int:

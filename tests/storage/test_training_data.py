@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks.versus_trl.trl_arms import trl_python
-from coordinator.dispatch.message_rendering import chat_text
 from headrace.data.media import MediaStore
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Record, RewardArrived, TrajectoryEnded
 from headrace.protocol.token_spans import MediaRun, Piece, Streams

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.config.sections.run import RunConfig
 from headrace.data.media import MediaError, MediaStore, image_bytes
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError, first_line
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
@@ -48,11 +49,9 @@ def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) 
     def text_of(place: int, prompt: Any) -> str:
         if isinstance(prompt, str):
             return prompt
-        from coordinator.dispatch.message_rendering import chat_text
-
         try:
             return chat_text(tokenizer(), prompt, begins_answer=True)
-        except ValueError as error:  # there is no template
+        except UserError as error:
             raise UserError(f"answer {place}: its prompt is a chat: {first_line(error)}") from error
 
     def ids_of(given: list[int] | None, text: str) -> Int32 | None:

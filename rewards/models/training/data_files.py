@@ -7,13 +7,15 @@ file and row; of a group every right and every wrong answer is used in a pair be
 again, and two equal answers make none.
 """
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 from headrace.errors import UserError
-from rewards.models.encoding import Prompt, split_lines
+from rewards.models.encoding import Prompt, Tools, split_lines
 from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
 from tasks.datasets.answers import COMPLETION_KEYS as RESPONSES
 from tasks.datasets.answers import text_of
@@ -62,14 +64,14 @@ def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
 
 def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstration:
     """Read a row `prompt` and `response`, `completion` or `output` (a text, or a chat that ends
-    with the answer), or `messages` or `conversations` that end with it."""
+    with the answer), or `messages` or `conversations` that end with it; of a response of several
+    turns the last one. `tools`: a list of schemas, or JSON of one."""
     key = next((key for key in RESPONSES if record.get(key)), None)
-    if key is not None:
-        return Demonstration(
-            _given_prompt(record, where), _answer(record, key, where), where, folder
-        )
     chats = (record[key] for key in CHATS if isinstance(record.get(key), list))
     chat: list[Any] = next(chats, [])
+    tools = _tools(record, where)
+    if key is not None and not _has_turns(answer := _answer(record, key, where), chat):
+        return Demonstration(_given_prompt(record, where), answer, where, folder, tools)
     if len(chat) < 2:
         raise UserError(
             f"{where}: no answer (looked for {', '.join((*RESPONSES, *CHATS))}; the row has "
@@ -79,7 +81,24 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     assert isinstance(said, list), "messages stay messages"
     if said[-1]["role"] != "assistant" or not isinstance(said[-1]["content"], str):
         raise UserError(f"{where}: the last message is not a text of the assistant")
-    return Demonstration(said[:-1], said[-1]["content"], where, folder)
+    return Demonstration(said[:-1], said[-1]["content"], where, folder, tools)
+
+
+def _has_turns(answer: str, chat: list[Any]) -> bool:
+    """Return whether an answer repeats what its chat says before the last one, as an export's."""
+    if not chat or not isinstance(chat[-1], dict) or chat[-1].get("role") != "assistant":
+        return False
+    *before, last = map(text_of, chat)
+    return answer != last and any(text and text in answer for text in before)
+
+
+def _tools(record: Record, where: str) -> Tools:
+    found: Any = record.get("tools") or []
+    with suppress(ValueError):
+        found = json.loads(found) if isinstance(found, str) else found
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise UserError(f"{where}: tools should be a list of schemas, or JSON of one")
+    return tuple(found)
 
 
 def read_answer(where: str, record: Record) -> GroupAnswer:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.data.media import image_bytes
 from headrace.errors import UserError
-from rewards.models.encoding import Prompt
+from rewards.models.encoding import Prompt, Tools
 from tasks.rows import files_of, images_in, prompt_hash, question_of, with_images
 
 _PARTS = 10_000
@@ -20,12 +20,13 @@ _PARTS = 10_000
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An answer to learn. `where`, `folder`: as of a `PreferencePair`."""
+    """An answer to learn. `where`, `folder`: as of a `PreferencePair`; `tools`: their schemas."""
 
     prompt: Prompt
     answer: str
     where: str = ""
     folder: str = ""
+    tools: Tools = ()
 
 
 @dataclass(frozen=True)

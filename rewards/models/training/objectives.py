@@ -82,8 +82,9 @@ class SftObjective:
     def unit(self, example: Demonstration, *, training: bool) -> LossUnit:
         """The answer with its end token, behind its prompt."""
         found = encode(
-            self._tokenizer, example.prompt, example.answer, self._mode, images=self._images
-        )
+            self._tokenizer, example.prompt, example.answer, self._mode, images=self._images,
+            tools=example.tools,
+        )  # fmt: skip
         places = list(range(len(found.prompt) - 1, len(found.ids) - 1))
         row = UnitRow(found.ids, places, found.response, found.media)
         return LossUnit((row,), (), float(len(places)))

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.dispatch.message_rendering import MessageRenderer, chat_text
+from coordinator.dispatch.message_rendering import MessageRenderer
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage
 from tests.byte_tokenizer import train_tokenizer

@@ -4,6 +4,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from headrace.config.sections.reward_model import PairwiseConfig
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from rewards.models.card import fingerprint
 from rewards.models.encoding import (
@@ -15,6 +16,8 @@ from rewards.models.encoding import (
     split_lines,
 )
 from rewards.models.pairwise_prompt import fill_template, yes_no_tokens
+from rewards.models.training.examples import Demonstration
+from rewards.models.training.objectives import SftObjective
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer
 from tests.byte_tokenizer import train_tokenizer
@@ -120,3 +123,20 @@ def test_prompts_with_images_are_not_read_as_texts() -> None:
     assert plain_text(prompt) == "7+5="
     with pytest.raises(UserError, match="parts of type 'image', and text alone"):
         rendered_prompt(None, prompt, "auto")
+
+
+def test_tools_are_shown_as_a_run_shows_them(
+    pieces: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here by a system message: the template knows no tools."""
+    said = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    monkeypatch.setattr(pieces, "chat_template", said)
+    chat = [{"role": "user", "content": "is the first better?"}]
+    tools = [{"type": "function", "function": {"name": "compare"}}]
+    example = Demonstration(chat, "yes", tools=tools)
+    (row,) = SftObjective(pieces, "auto").unit(example, training=True).rows
+    shown = chat_text(pieces, chat, begins_answer=True, tools=tools)
+    assert "compare" in shown
+    before = pieces(shown, add_special_tokens=False)["input_ids"]
+    assert row.ids == [*before, *row.targets]
+    assert row.places[0] == len(before) - 1

@@ -135,6 +135,8 @@ def test_a_chat_without_a_template_is_told(
 class Tokenizer:
     """What is used of a tokenizer."""
 
+    chat_template = "as it is"
+
     def apply_chat_template(self, prompt: Any, **settings: bool) -> str:
         return str(prompt[0]["content"])
 

@@ -28,6 +28,12 @@ from tests.rewards.models.small import ROOT, Silence, run, small
 RECIPE = ROOT / "recipes" / "sft" / "cold-start.toml"
 CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
 ANSWERED = [*CHAT, {"role": "assistant", "content": "12"}]
+TURNS = [
+    *CHAT, {"role": "assistant", "content": "add 7 5"}, {"role": "tool", "content": "12"},
+    {"role": "assistant", "content": "#12"},
+]  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+TOOLS = json.dumps([TOOL])
 
 
 def recipe(root: Path, *overrides: str) -> RewardModelConfig:
@@ -42,6 +48,15 @@ def recipe(root: Path, *overrides: str) -> RewardModelConfig:
         ({"prompt": CHAT, "completion": ANSWERED[1:]}, Demonstration(CHAT, "12")),
         ({"messages": ANSWERED}, Demonstration(CHAT, "12")),
         ({"prompt": "7+5=", "response": "12", "messages": ANSWERED}, Demonstration("7+5=", "12")),
+        (
+            {"prompt": "7+5=", "response": "add 7 5 12 #12", "messages": TURNS, "tools": TOOLS},
+            Demonstration(TURNS[:-1], "#12", tools=(TOOL,)),
+        ),
+        (
+            {"prompt": TURNS[:-1], "completion": TURNS[-1:], "tools": [TOOL]},
+            Demonstration(TURNS[:-1], "#12", tools=(TOOL,)),
+        ),
+        ({"messages": TURNS[:1], "response": "7 + 5? 12"}, Demonstration(CHAT, "7 + 5? 12")),
         (
             {
                 "conversations": [
@@ -65,6 +80,7 @@ def test_rows_as_the_field_writes_them(row: dict[str, Any], found: Demonstration
         ({"prompt": "p", "response": 12}, "row 3: response is neither a text nor a chat"),
         ({"messages": [*ANSWERED, *CHAT]}, "row 3: the last message is not a text of the assist"),
         ({"messages": ["a", "b"]}, "row 3: the prompt is neither text nor a list of messages"),
+        ({"prompt": "p", "response": "12", "tools": "add"}, "row 3: tools should be a list"),
     ],
 )
 def test_a_row_that_is_none(row: dict[str, Any], message: str) -> None:
