@@ -83,6 +83,7 @@ def random_model(kind: Any, shape: Any, *, trust_remote_code: bool) -> PreTraine
     register()
     kept = {"attn_implementation": attention_of(shape), "dtype": torch.float32}
     shape.num_labels, shape.classifier_dropout = 1, 0.0
+    _without_noise(shape)
     if hasattr(kind, "from_config"):
         model = kind.from_config(shape, trust_remote_code=trust_remote_code, **kept)
     else:

@@ -131,6 +131,14 @@ def test_layers_with_a_state_read_one_answer_at_a_time(family: str, tmp_path: Pa
         PackedTraining(small("bradley-terry", tmp_path, path, steps=1), None)
 
 
+def test_random_weights_have_no_dropout_either(tmp_path: Path) -> None:
+    """A resumed training has none: its model is loaded."""
+    folder = save_family("starcoder2", tmp_path / "model", residual_dropout=0.5)
+    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(folder)
+    training = PackedTraining(recipe(tmp_path, f'model.path="{folder}"'), None)
+    assert training.evaluate() == training.evaluate()
+
+
 def test_a_family_that_is_computed_otherwise_here_is_refused(tmp_path: Path) -> None:
     folder = save_family("stablelm", tmp_path / "model")
     build_tokenizer(CHAIN_SUMS.characters).save_pretrained(folder)
