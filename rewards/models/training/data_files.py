@@ -67,9 +67,10 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     with the answer), or `messages` or `conversations` that end with it; of a response of several
     turns the last one. `tools`: a list of schemas, or JSON of one."""
     key = next((key for key in RESPONSES if record.get(key)), None)
-    chats = (record[key] for key in CHATS if isinstance(record.get(key), list))
-    chat: list[Any] = next(chats, [])
-    tools = _tools(record, where)
+    chat: list[Any] = next((x for name in CHATS if isinstance(x := record.get(name), list)), [])
+    given, asked, tools = record.get(key or ""), record.get("prompt"), _tools(record, where)
+    if isinstance(given, list) and len(given) > 1 and isinstance(asked, list):
+        key, chat = None, [*asked, *given]  # earlier turns are what the last one answers
     if key is not None and not _has_turns(answer := _answer(record, key, where), chat):
         return Demonstration(_given_prompt(record, where), answer, where, folder, tools)
     if len(chat) < 2:
@@ -112,8 +113,7 @@ def read_answer(where: str, record: Record) -> GroupAnswer:
     correct = record.get("correct")
     if correct is not None and not isinstance(correct, bool):
         raise UserError(f"{where}: correct is {str(correct)[:40]!r}, and should be true or false")
-    prompt = _given_prompt(record, where)
-    return GroupAnswer(str(record.get("group_id", "")), prompt, text, correct)
+    return GroupAnswer(str(record.get("group_id", "")), _given_prompt(record, where), text, correct)
 
 
 def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:

@@ -56,6 +56,7 @@ def recipe(root: Path, *overrides: str) -> RewardModelConfig:
             {"prompt": TURNS[:-1], "completion": TURNS[-1:], "tools": [TOOL]},
             Demonstration(TURNS[:-1], "#12", tools=(TOOL,)),
         ),
+        ({"prompt": CHAT, "completion": TURNS[1:]}, Demonstration(TURNS[:-1], "#12")),
         ({"messages": TURNS[:1], "response": "7 + 5? 12"}, Demonstration(CHAT, "7 + 5? 12")),
         (
             {
@@ -79,6 +80,7 @@ def test_rows_as_the_field_writes_them(row: dict[str, Any], found: Demonstration
         ({"response": "12"}, "row 3: no prompt"),
         ({"prompt": "p", "response": 12}, "row 3: response is neither a text nor a chat"),
         ({"messages": [*ANSWERED, *CHAT]}, "row 3: the last message is not a text of the assist"),
+        ({"prompt": CHAT, "completion": TURNS[1:3]}, "row 3: the last message is not a text of"),
         ({"messages": ["a", "b"]}, "row 3: the prompt is neither text nor a list of messages"),
         ({"prompt": "p", "response": "12", "tools": "add"}, "row 3: tools should be a list"),
     ],
