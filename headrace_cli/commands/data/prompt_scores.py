@@ -123,7 +123,7 @@ def _record(row: "TaskRow", folder: Path, task: Any = None) -> dict[str, Any]:
     prompt = with_images(plain, [_written(i, row, folder) for i in images_in(plain)])
     keys = (getattr(task, f"{name}_key", None) or name for name in ("prompt", "answer"))
     told = {"id": row.id, **dict(zip(keys, (prompt, row.answer), strict=True))}
-    return told | {key: value for key, value in row.info.items() if key not in told}
+    return told | {key: value for key, value in row.info.items() if not told.get(key)}
 
 
 def _written(image: Any, row: "TaskRow", folder: Path) -> str:

@@ -127,3 +127,14 @@ def test_columns_keep_the_names_that_the_recipe_gives_them(
     for row in found:
         assert str(row.prompt).startswith("pool ")
         assert (row.answer, row.info["answer"]) == ("1", "worked out")
+
+
+def test_a_column_of_answers_stays_where_the_recipe_has_none(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward function may read it."""
+    more, pool = ',answer_key=""', rows_in(tmp_path, "pool")
+    run_dir = scored_run(recipe, pool, monkeypatch, scored=SCORED, more=more)
+    out = tmp_path / "hard.jsonl"
+    assert main(["select", run_dir, "--keep", "2", "--out", str(out)]) == 0
+    assert all(json.loads(line)["answer"] == "1" for line in out.read_text().splitlines())
