@@ -276,9 +276,15 @@ def test_all_learner_ranks_come_back_together(script: Script) -> None:
 
 def test_the_users_mistake_in_a_rank_is_not_lost_behind_another_ranks_death(script: Script) -> None:
     """Rank 0 loses its connection to rank 1, and both have ended at the supervisor's next look."""
-    first = spec(script, "learner-0", "learner", "die", 1, 0.2, restarts=ONCE)
-    second = spec(script, "learner-1", "learner", "die", 2, 0.2, restarts=ONCE)
-    outcome = run(script, first, second, deadlines=replace(QUICK, poll_s=1.5))
+    first = spec(script, "learner-0", "learner", "die", 1, restarts=ONCE)
+    second = spec(script, "learner-1", "learner", "die", 2, restarts=ONCE)
+
+    def await_both() -> None:
+        while not all(gone(row["pid"]) for row in script.rows() if "learner" in row["name"]):
+            time.sleep(0.01)
+
+    script.when(lambda: bool(script.events("learner-1")), await_both)
+    outcome = run(script, first, second)
     assert outcome == RunOutcome(2, "something is wrong here")
     assert script.events("learner-1") == ["started", "died", "gave_up"]
 
