@@ -144,8 +144,8 @@ def check_sampler(config: RunConfig, *, on_gpu: bool) -> None:
     is_long = rope.get("rope_type", rope.get("type")) in ("longrope", "su")  # Phi 3, Phi 4 mini
     if is_long and longest > (short := rope["original_max_position_embeddings"]):
         raise UserError(
-            f"{where}: beyond {short} tokens LongRoPE is another, for vLLM in the whole run, for the "
-            "learner in each batch that is as long: keep task.max_prompt_length + "
+            f"{where}: beyond {short} tokens LongRoPE is another, for vLLM in the whole run, for "
+            "the learner in each batch that is as long: keep task.max_prompt_length + "
             f"task.max_response_length to {short}"
         )
     if config.generator.engine != "vllm":

@@ -145,7 +145,7 @@ def test_a_family_that_is_computed_otherwise_here_is_refused(tmp_path: Path) -> 
     folder = save_family("stablelm", tmp_path / "model")
     build_tokenizer(CHAIN_SUMS.characters).save_pretrained(folder)
     config = recipe(tmp_path, f'model.path="{folder}"', "training.from_scratch=false")
-    with pytest.raises(UserError, match="^stablelm models cannot be trained here"):
+    with pytest.raises(UserError, match=r"^stablelm models cannot be trained here"):
         PackedTraining(config, None)
 
 
