@@ -1,4 +1,5 @@
-"""Three recorded updates of each recipe against the numbers that commit 84e96df computed of them.
+"""Three recorded updates of each recipe against the numbers that commit 84e96df computed of them,
+but gradient norms: they are means of an update's steps now.
 
 `python -m tests.recorded.updates --against 84e96df` compares all twenty to the bit on one machine.
 """
