@@ -134,7 +134,7 @@ class SessionRankerTraining:
         write_card(folder, card_of(self._config, self._ranker.tokenizer, run_id, "never"))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a resumed run needs beside the model."""
+        """State that a resumed run needs beside the model."""
         moments = self._optimizer.state_dict()["state"].items()
         state = {f"{name}/{i}": value for i, of in moments for name, value in of.items()}
         return {**state, "recognised": torch.tensor(self._recognised)}

@@ -92,7 +92,7 @@ class Trainee(Protocol):
         """Figures on the held-out examples."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a resumed run needs beside the model."""
+        """State that a resumed run needs beside the model."""
 
     def save(self, folder: Path, run_id: str) -> None:
         """Write the folder of the trained model."""
