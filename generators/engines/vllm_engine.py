@@ -42,7 +42,7 @@ from generators.engine import (
 from generators.engines.vllm_adapter import VllmAdapter
 from generators.engines.vllm_gather import TOKENS_VARIABLE
 from generators.engines.vllm_worker import OWNER_VARIABLE, record_open_files
-from generators.engines.weights import WeightLayout, request_broadcast
+from generators.engines.weights import Overtaken, WeightLayout, request_broadcast
 from headrace.config.sections.learner import AdapterConfig
 from headrace.data.image_processor import collapse_placeholders
 from headrace.data.media import MediaStore, open_rgb
@@ -412,9 +412,10 @@ class VllmEngine:
             return await self._load(path, version, reason, began)
 
     async def receive_weights(
-        self, notice: WeightNotice, name: str, curve_keys: str | None = None
+        self, notice: WeightNotice, name: str, curve_keys: str | None, overtaken: Overtaken
     ) -> LoadReport | None:
-        """Replace the weights by the learner's broadcast; None: it offers none to this engine.
+        """Replace the weights by the learner's broadcast; None: it offers none to this engine, or
+        the version is overtaken.
 
         After a failure no other broadcast of that learner is tried."""
         scheme = "nccl://" if self._settings.on_gpu else "gloo://"
@@ -428,7 +429,9 @@ class VllmEngine:
                 version=notice.version, joined=joined, workers=self._settings.tensor_parallel_size
             )
             link = Link(source.replace(scheme, "tcp://"), curve_keys=curve_keys)
-            reply = await request_broadcast(link, name, request, silence_s=_BROADCAST_S)
+            reply = await request_broadcast(
+                link, name, request, silence_s=_BROADCAST_S, overtaken=overtaken
+            )
             report = None
             if reply is not None:
                 found = {tensor.name: tensor.shape for tensor in reply.tensors}

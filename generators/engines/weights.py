@@ -10,7 +10,8 @@ policy.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ _ASKS = 2
 """Maximum number of requests for one piece."""
 _AHEAD = 4
 """Pieces that are requested before the first of them is there."""
+_LOOK_S = 0.1
+Overtaken = Callable[[], bool]
+"""Asks whether a newer version has been announced."""
 
 
 class WeightsUnavailableError(Exception):
@@ -78,14 +82,19 @@ async def fetch(
 
 
 async def request_broadcast(
-    link: Link, name: str, request: BroadcastRequest, *, silence_s: float
+    link: Link, name: str, request: BroadcastRequest, *, silence_s: float, overtaken: Overtaken
 ) -> BroadcastReply | None:
-    """Return what the learner broadcasts from now on, None where it has that version no more.
+    """Return what the learner broadcasts from now on, None where it has that version no more or it
+    is overtaken before an answer.
 
     WeightsUnavailableError where it does not answer."""
     with contextlib.closing(Dealer(link, name)) as dealer:
         await dealer.send(request)
-        reply = await dealer.receive_within(silence_s)
+        until, reply = time.monotonic() + silence_s, None
+        while reply is None and time.monotonic() < until:
+            if overtaken():  # A learner that died never answers, and the next one has announced.
+                return None
+            reply = await dealer.receive_within(min(_LOOK_S, silence_s))
     if not isinstance(reply, BroadcastReply) or reply.version != request.version:
         raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
     return reply if reply.tensors else None

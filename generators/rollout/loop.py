@@ -31,7 +31,7 @@ from generators.engine import (
     WeightsBrokenError,
     WeightsRefusedError,
 )
-from generators.engines.weights import WeightsUnavailableError, fetch
+from generators.engines.weights import Overtaken, WeightsUnavailableError, fetch
 from generators.rollout.chunking import ChunkCutter
 from generators.rollout.cpu_affinity import FrontCores, WorkTime
 from generators.rollout.outbox import Outbox
@@ -57,7 +57,7 @@ class CoordinatorChannel(Protocol):
         """Receive the next good message."""
 
 
-Receive = Callable[[m.WeightNotice, str, str | None], Awaitable[LoadReport | None]]
+Receive = Callable[[m.WeightNotice, str, str | None, Overtaken], Awaitable[LoadReport | None]]
 """Loading of weights as the learner broadcasts them (`VllmEngine.receive_weights`)."""
 
 
@@ -262,9 +262,11 @@ class GeneratorLoop:
                 break
             try:
                 name, keys = self._hello.name, self._curve_keys
-                report = None
+                report, overtaken = None, self._noticed.is_set
                 if self._receive_weights is not None:
-                    report = await self._receive_weights(notice, name, keys)
+                    report = await self._receive_weights(notice, name, keys, overtaken)
+                if report is None and overtaken():
+                    break
                 if report is None:
                     path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
                     report = await self._engine.load_weights(path, notice.version)

@@ -50,6 +50,11 @@ KINDS = [
 ]
 
 
+def newest() -> bool:
+    """No version overtakes another here."""
+    return False
+
+
 class Receiver(VllmEngine):
     """Gets the tensors of a good file by broadcast, from a publisher of its own."""
 
@@ -70,7 +75,8 @@ class Receiver(VllmEngine):
     async def load_weights(self, path: Path, version: int) -> LoadReport:
         if self._layout.mismatch(path) is not None:
             return await super().load_weights(path, version)
-        report = await self.receive_weights(await self.publish(path, version), name="generator-0")
+        notice = await self.publish(path, version)
+        report = await self.receive_weights(notice, "generator-0", None, newest)
         assert report is not None
         return report
 
@@ -499,10 +505,10 @@ async def test_a_broadcast_that_breaks_off_is_followed_by_files(
     with monkeypatch.context() as patch:
         patch.setattr(WeightGroup, "send", send_some)
         with pytest.raises(WeightsBrokenError, match="broadcast"):
-            await engine.receive_weights(notice, name="generator-0")
+            await engine.receive_weights(notice, "generator-0", None, newest)
     assert sent > 5
     waiting = asyncio.create_task(collect(engine, ask(seed=3)))
-    assert await engine.receive_weights(notice, name="generator-0") is None
+    assert await engine.receive_weights(notice, "generator-0", None, newest) is None
     await VllmEngine.load_weights(engine, weight_files[0], notice.version)
     assert flat(await waiting)[:2] == before[:2]
     engine._given_up = ""

@@ -16,11 +16,13 @@ from msgspec.structs import replace
 
 from generators.engine import EngineDeadError, GenerationRequest, TokenDelta
 from generators.engines.fake_engine import FakeEngine
+from generators.engines.weights import request_broadcast
 from generators.rollout.loop import GeneratorLoop
 from generators.run import pin
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import (
     AskHello,
+    BroadcastRequest,
     ChunkAck,
     FireSampling,
     GeneratorReport,
@@ -38,7 +40,7 @@ from headrace.protocol.messages.control import (
     Welcome,
 )
 from headrace.protocol.token_spans import Mark, MediaRun, Streams
-from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.protocol.transport.sockets import Dealer, Link, Router
 from tests.generators.rollout.test_chunking import make_lease, prefix
 from tests.generators.scripted import NAME, ScriptedCoordinator
 
@@ -382,6 +384,31 @@ async def test_a_failure_of_weights_that_were_overtaken_is_no_answer(
     await scene.coordinator.until(lambda: bool(scene.coordinator.got(WeightsLoaded)))
     answers = scene.coordinator.got(WeightsLoaded)
     assert [(a.version, a.error) for a in answers if isinstance(a, WeightsLoaded)] == [(1, None)]
+
+
+async def test_nobody_waits_for_a_broadcast_that_was_overtaken(
+    scenes: Callable[..., Scene],
+) -> None:
+    """A learner that died answers no more, and the next one has announced its weights."""
+    dead = Router("127.0.0.1", 0, max_bytes=1 << 20)
+
+    async def receive(
+        notice: WeightNotice, name: str, _keys: str | None, overtaken: Callable[[], bool]
+    ) -> None:
+        if notice.version == 0:
+            request = BroadcastRequest(version=0, joined=True, workers=1)
+            link = Link(dead.address)
+            await request_broadcast(link, name, request, silence_s=300, overtaken=overtaken)
+
+    scene = scenes(receive=receive)
+    await scene.coordinator.until(lambda: bool(scene.coordinator.got(Hello)))
+    await scene.coordinator.send(scene.notice(0))
+    await dead.receive()
+    await scene.coordinator.send(scene.notice(1))
+    await scene.coordinator.until(lambda: bool(scene.coordinator.got(WeightsLoaded)))
+    answers = scene.coordinator.got(WeightsLoaded)
+    assert [(a.version, a.error) for a in answers if isinstance(a, WeightsLoaded)] == [(1, None)]
+    dead.close()
 
 
 async def test_a_refusal_ends_the_process_with_its_reason(scenes: Callable[..., Scene]) -> None:
