@@ -198,18 +198,18 @@ def latest_metrics(run_dir: Path, prefix: str = "") -> dict[str, float | None]:
     return latest_values(open_run(run_dir), prefix)
 
 
+def newest_value(reader: RunReader, name: str) -> float | None:
+    """The newest value of one metric, not of an undone update; None without any."""
+    value: float | None = reader.value(
+        _newest(reader, Metric, name).with_only_columns(Metric.value)
+    )
+    return value
+
+
 def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None]:
     """`latest_metrics` of a run that is open."""
-    names, older = _names(reader.key), aliased(Metric)
-    undone = select(Update.run).where(same_update(older), Update.abandoned.is_(True))
-    newest = (
-        select(older.offset)
-        .where(older.run == reader.key, older.name == names.c.name, ~undone.exists())
-        .order_by(older.offset.desc())
-        .limit(1)
-        .correlate(names)
-        .scalar_subquery()
-    )
+    names = _names(reader.key)
+    newest = _newest(reader, aliased(Metric), names.c.name).correlate(names).scalar_subquery()
     query = (
         select(Metric.name, Metric.value)
         .select_from(names)
@@ -217,6 +217,13 @@ def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None
         .where(Metric.run == reader.key, names.c.name.startswith(prefix, autoescape=True))
     )
     return {name: value for name, value in reader.rows(query)}
+
+
+def _newest(reader: RunReader, metric: type[Metric], name: Any) -> AnySelect:
+    """The offset of a metric's newest row that is not of an undone update."""
+    undone = select(Update.run).where(same_update(metric), Update.abandoned.is_(True))
+    mine = (metric.run == reader.key, metric.name == name, ~undone.exists())
+    return select(metric.offset).where(*mine).order_by(metric.offset.desc()).limit(1)
 
 
 def _names(run: int) -> CTE:

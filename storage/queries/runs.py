@@ -26,7 +26,7 @@ from storage.database.tables import Evaluation, Event, Projection, Run, Update
 from storage.journal.segments import end_of
 from storage.projection.history import FINAL_PHASES
 from storage.queries.evaluations import is_undone
-from storage.queries.metrics import latest_values
+from storage.queries.metrics import newest_value
 from storage.queries.processes import CoordinatorStatus, coordinator_status
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 
@@ -280,7 +280,7 @@ def _line(reader: RunReader) -> RunLine:
         trained_tokens=updates[1] or 0,
         accuracy_before=accuracies.get("before"),
         accuracy_after=accuracies.get("after"),
-        reward=latest_values(reader, "reward/mean").get("reward/mean"),
+        reward=newest_value(reader, "reward/mean"),
         detail=state.ended,
         accuracy=known[-1] if known else None,
         lineage=state.lineage,
