@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -92,6 +93,11 @@ class StepLog:
     def taken(self) -> int:
         """Optimizer steps, applied or not."""
         return self.applied + self.dropped
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Mean gradient norm of the steps, before clipping; None without any."""
+        return fmean(self.grad_norms) if self.grad_norms else None
 
     def step(self, engine: TrainingEngine) -> bool:
         """Take an optimizer step; return whether it was applied."""

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -98,8 +97,8 @@ def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, 
     }
     if log.taken:
         figures[f"{prefix}/{model.loss_figure}"] = sums[f"{prefix}/loss"] / log.taken
-    if log.grad_norms:
-        figures[f"{prefix}/grad_norm"] = fmean(log.grad_norms)
+    if log.grad_norm is not None:
+        figures[f"{prefix}/grad_norm"] = log.grad_norm
     return figures
 
 

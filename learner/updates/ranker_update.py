@@ -9,7 +9,6 @@ other; all ranks take the same steps; a row without a click is left out and coun
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -107,8 +106,8 @@ class RankerUpdate:
         }  # fmt: skip
         if log.taken:
             figures["ranker/loss"] = sums[0] / log.taken
-        if log.grad_norms:
-            figures["ranker/grad_norm"] = fmean(log.grad_norms)
+        if log.grad_norm is not None:
+            figures["ranker/grad_norm"] = log.grad_norm
         return figures
 
 
