@@ -255,6 +255,8 @@ class EpisodeManager:
             except UserError as error:
                 problem = f"environment_invalid: {error}"
         if problem is not None:
+            # A dead process loses all its episodes at once, which says nothing of the next ones.
+            self._failures += reply.status not in ("lost", "diverged")
             self._fail(trajectory, problem)
             return
         self._record(name, trajectory, reply, said)
@@ -348,8 +350,6 @@ class EpisodeManager:
         hub, text = self._hub, f"trajectory {trajectory.trajectory_id}: {problem}"
         hub.incident("warning", "environment_failed", text)
         self._end(trajectory, "failed", problem)
-        # A dead process loses all its episodes at once, which says nothing of the next ones.
-        self._failures += not problem.startswith(("environment_lost", "environment_diverged"))
         if (count := self._failures) >= hub.config.reward.max_consecutive_failures:
             hub.failed = hub.failed or f"{count} episodes in a row failed; the last: {problem}"
 
