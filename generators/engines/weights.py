@@ -94,7 +94,7 @@ async def request_broadcast(
         while reply is None and time.monotonic() < until:
             if overtaken():  # A learner that died never answers, and the next one has announced.
                 return None
-            reply = await dealer.receive_within(min(_LOOK_S, silence_s))
+            reply = await dealer.receive_within(_LOOK_S)
     if not isinstance(reply, BroadcastReply) or reply.version != request.version:
         raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
     return reply if reply.tensors else None

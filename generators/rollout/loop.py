@@ -265,9 +265,9 @@ class GeneratorLoop:
                 report, overtaken = None, self._noticed.is_set
                 if self._receive_weights is not None:
                     report = await self._receive_weights(notice, name, keys, overtaken)
-                if report is None and overtaken():
-                    break
                 if report is None:
+                    if overtaken():
+                        break
                     path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
                     report = await self._engine.load_weights(path, notice.version)
             except (WeightsUnavailableError, WeightsRefusedError, WeightsBrokenError) as error:
