@@ -170,17 +170,19 @@ class Stage:
                 await self.say(name, message)
         await self.coordinator.phases.advance()
 
-    async def rejoin(self) -> None:
-        """The learner was told to go back: it does, to the newest place on the line."""
-        state = self.hub.state
+    async def rejoin(self, update: int | None = None) -> None:
+        """The learner was told to go back: it does, to the newest place on the line; or it begins
+        again from the checkpoint of `update`."""
+        state, found = self.hub.state, "a checkpoint" if update is None else f"step_{update}"
+        update = state.committed if update is None else update
         hello = m.Hello(
             role="learner",
             name=LEARNER,
             pid=1,
             host="here",
-            update=state.committed,
-            batch_id=state.line[state.committed],
-            resumed_from="a checkpoint",
+            update=update,
+            batch_id=state.line[update],
+            resumed_from=found,
         )
         await self.say(LEARNER, hello)
 

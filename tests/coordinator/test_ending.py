@@ -252,11 +252,7 @@ async def test_a_learner_that_goes_back_in_the_last_evaluation_trains_on(tmp_pat
 
         await answer(next(key for key, lease in given.items() if not lease.training))
         await stage.say(LEARNER, m.Goodbye())
-        back = m.Hello(
-            role="learner", name=LEARNER, pid=2, host="here", update=2, batch_id=state.line[2],
-            resumed_from="step_2",
-        )  # fmt: skip
-        await stage.say(LEARNER, back)
+        await stage.rejoin(2)
         notice = stage.notice()
         assert notice is not None
         await stage.say(LEARNER, notice)

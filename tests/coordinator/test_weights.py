@@ -332,10 +332,6 @@ async def test_a_learner_can_go_back_to_each_checkpoint_that_is_kept(tmp_path: P
         assert state.checkpoints == [4, 6]
         assert min(state.line) == 4
         await stage.say(LEARNER, m.Goodbye())
-        back = m.Hello(
-            role="learner", name=LEARNER, pid=2, host="here", update=4, batch_id=state.line[4],
-            resumed_from="step_4",
-        )  # fmt: skip
-        await stage.say(LEARNER, back)
+        await stage.rejoin(4)
         assert stage.hub.peers.learner is not None
         assert (state.committed, state.lineage) == (4, 1)
