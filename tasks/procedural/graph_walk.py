@@ -141,14 +141,12 @@ def ending_of(graph: Graph, walk: str) -> Ending:
     return "short" if leads[node] else "stuck"
 
 
-def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
+def score(prompt: str, completion: str) -> dict[str, float]:
     """The reward function of the task: 1 for a walk to the goal, else 0.
 
     The parts: `legal`, every step is an edge; `lost`, the share of the walk from the step into the
-    marsh on (0 for a walk that stays on firm ground). `answer` is one right walk among many and is
-    not read. Raises ValueError when the prompt is no graph.
+    marsh on (0 for a walk that stays on firm ground). Raises ValueError for another prompt.
     """
-    del answer
     ending = ending_of(read_prompt(prompt), completion)
     lost = [i for i, node in enumerate(completion) if node in MARSH][:1]
     return {

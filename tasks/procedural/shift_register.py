@@ -151,14 +151,13 @@ def check_answer(prompt: str, response: str) -> AnswerCheck:
     return ended("right" if text[position:] == f"#{state[-1]}" else "illegal")
 
 
-def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
+def score(prompt: str, completion: str) -> dict[str, float]:
     """The reward function of the task: 1 when every step is there and right, else 0.
 
     The parts: `legal`, nothing but a fatal slip is wrong with it; `done`, the share of the steps
     before the first mistake; `again`, the share of the lines up to there that were not accepted.
-    `answer` says no more than the prompt and is not read. Raises ValueError for another prompt.
+    Raises ValueError for another prompt.
     """
-    del answer
     account = check_answer(prompt, completion)
     return {
         "score": float(account.ending == "right"),

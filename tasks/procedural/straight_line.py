@@ -134,14 +134,12 @@ def _written(line: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
-def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
+def score(prompt: str, completion: str) -> dict[str, float]:
     """The reward function of the task: 1 when its unit test passes, else 0.
 
     The parts: `right`, the share of the operations before the first wrong line; `lines`, how many
-    there are; `neutral`, the share of comments among them. `answer` says no more than the prompt
-    and is not read. Raises ValueError when the prompt is no program.
+    there are; `neutral`, the share of comments among them. Raises ValueError for another prompt.
     """
-    del answer
     written = [line for line in completion.split("\n") if line.strip()]
     code = code_lines(completion)
     return {

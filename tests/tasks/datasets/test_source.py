@@ -89,7 +89,7 @@ def test_tracking_from_the_configuration() -> None:
 def test_graph_walk_from_the_configuration() -> None:
     source = build_source(GraphWalkConfig(kind="graph_walk", max_terms=7), seed=5)
     row = source.row_at(0)
-    assert score(str(row.prompt), row.answer, row.answer)["score"] == 1.0
+    assert score(str(row.prompt), row.answer)["score"] == 1.0
     assert {source.row_at(position).info["terms"] for position in range(100)} == {5, 6, 7}
     with pytest.raises(UserError, match="max_terms from 2 to 16"):
         build_source(GraphWalkConfig(kind="graph_walk", max_terms=17), seed=0)

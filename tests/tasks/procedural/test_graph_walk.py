@@ -84,7 +84,7 @@ def test_a_sampled_walk_is_legal_and_ends_at_the_goal_or_stuck(graph: Graph, see
     walk = sample_walk(graph, Random(seed), max_steps=400)
     ending = ending_of(graph, walk)
     assert ending in ("goal", "stuck")
-    judged = score(write_prompt(graph), walk, shortest_walk(graph))
+    judged = score(write_prompt(graph), walk)
     assert judged["legal"] == 1.0
     assert judged["score"] == float(ending == "goal")
     assert (judged["lost"] > 0.0) == (ending == "stuck")
@@ -112,7 +112,7 @@ def test_no_sampled_walk_is_longer_than_asked() -> None:
 )
 def test_the_ending_of_a_walk_decides_its_score(walk: str, ending: str, lost: float) -> None:
     assert ending_of(read_prompt(PROMPT), walk) == ending
-    assert score(PROMPT, walk, "ba") == {
+    assert score(PROMPT, walk) == {
         "score": float(ending == "goal"),
         "legal": float(ending != "illegal"),
         "lost": pytest.approx(lost),
@@ -121,7 +121,7 @@ def test_the_ending_of_a_walk_decides_its_score(walk: str, ending: str, lost: fl
 
 def test_a_score_without_a_graph_is_an_error() -> None:
     with pytest.raises(ValueError, match="not a graph"):
-        score("a3b5=", "#8", "8")
+        score("a3b5=", "#8")
 
 
 def test_rows_are_split_by_hash_and_their_answers_are_right() -> None:
@@ -143,7 +143,7 @@ def test_lessons_are_legal_and_of_two_styles() -> None:
     styles = [style_of(walk) for _, walk in lessons]
     assert set(styles) == {"firm", "lost"}
     for (prompt, walk), style in zip(lessons, styles, strict=True):
-        assert score(prompt, walk, "")["score"] == float(style == "firm")
+        assert score(prompt, walk)["score"] == float(style == "firm")
 
 
 @pytest.mark.parametrize("text", ["", "ab#", "a;", "1", "=A"])

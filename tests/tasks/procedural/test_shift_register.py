@@ -86,7 +86,7 @@ def test_other_texts_are_not_prompts(text: str) -> None:
 )
 def test_nothing_is_right_that_leaves_the_form(response: str) -> None:
     assert check_answer(PROMPT, response).ending == "illegal"
-    assert score(PROMPT, response, "5")["score"] == 0.0
+    assert score(PROMPT, response)["score"] == 0.0
 
 
 def test_a_wrong_digit_is_fatal_where_it_is_accepted_and_only_there() -> None:
@@ -96,13 +96,13 @@ def test_a_wrong_digit_is_fatal_where_it_is_accepted_and_only_there() -> None:
     assert check_answer(PROMPT, accepted) == AnswerCheck("slip", steps=1, lines=2, checks=0)
     # Two wrongs that end in the right digit make no right.
     assert next_digit("1479") == "0"
-    assert score(PROMPT, "7;002:7147=9;001:1479=5;#5", "5") == {
+    assert score(PROMPT, "7;002:7147=9;001:1479=5;#5") == {
         "score": 0.0,
         "legal": 1.0,
         "done": pytest.approx(1 / 3),
         "again": 0.0,
     }
-    assert score(PROMPT, CHECKED, "5") == {"score": 1.0, "legal": 1.0, "done": 1.0, "again": 0.25}
+    assert score(PROMPT, CHECKED) == {"score": 1.0, "legal": 1.0, "done": 1.0, "again": 0.25}
 
 
 @given(problems, seeds)

@@ -44,7 +44,7 @@ def test_the_written_answer_of_the_example() -> None:
     assert write_program(problem, Random(0)) == RIGHT
     assert solve(PROMPT) == "0"
     assert right_lines(PROMPT, RIGHT) == 3
-    assert score(PROMPT, RIGHT, "0") == {"score": 1.0, "right": 1.0, "lines": 3.0, "neutral": 0.0}
+    assert score(PROMPT, RIGHT) == {"score": 1.0, "right": 1.0, "lines": 3.0, "neutral": 0.0}
     assert style_of(RIGHT) == "plain"
 
 
@@ -86,7 +86,7 @@ def test_the_test_sees_the_last_line_and_the_oracle_the_first_wrong_one(
 
 
 def test_the_parts_of_a_score() -> None:
-    told = score(PROMPT, "#\na*4=2\nb+9=2\nc-1=1\n", "0")
+    told = score(PROMPT, "#\na*4=2\nb+9=2\nc-1=1\n")
     assert told == {"score": 0.0, "right": pytest.approx(1 / 3), "lines": 4.0, "neutral": 0.25}
 
 
