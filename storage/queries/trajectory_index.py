@@ -27,33 +27,22 @@ from headrace.protocol.records.record_types import AuditArrived
 from storage.database.reader import RunReader, read_config
 from storage.database.tables import Projection, Trajectory
 from storage.database.trajectory_rows import COLUMNS as COLUMNS_OF
-from storage.exports.columns import WORD, array_of
+from storage.exports.columns import array_of, scalar_field
 from storage.journal.responses import Int64
 from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import read_batches
 
 SCHEMA = pa.schema(
     [
-        pa.field("trajectory_id", pa.int64()),
-        pa.field("group_id", pa.int64()),
-        pa.field("status", pa.string()),
-        pa.field("length", pa.int64()),
-        pa.field("reward", pa.float64()),
+        scalar_field(name, repeated=False)
+        for name in ("trajectory_id", "group_id", "status", "length", "reward")
     ]
 )
-WIDE = pa.schema(
-    [
-        *SCHEMA,
-        pa.field("reward_source", WORD),
-        pa.field("reward_status", WORD),
-        pa.field("correct", pa.bool_()),
-        pa.field("audit_status", WORD),
-        pa.field("gap", pa.float64()),
-        pa.field("surprise", pa.float64()),
-        pa.field("rewarded_at", pa.float64()),
-    ]
-)
-"""Columns of which some take longer to read; these are read on demand."""
+_ON_DEMAND = (
+    "reward_source", "reward_status", "correct", "audit_status", "gap", "surprise", "rewarded_at",
+)  # fmt: skip
+"""Columns of which some take longer to read."""
+WIDE = pa.schema([*SCHEMA, *(scalar_field(name, repeated=False) for name in _ON_DEMAND)])
 COLUMNS = frozenset(WIDE.names)
 """Columns that a filter may name."""
 ORDERED = frozenset(kind.name for kind in WIDE if kind.type in (pa.int64(), pa.float64()))
