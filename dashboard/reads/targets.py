@@ -22,7 +22,7 @@ def accuracies(evaluations: pd.DataFrame, target: float) -> dict[str, float | No
     and seconds (of training) of the first evaluation at or above the target."""
     known = _known(evaluations)
     best = max(known, key=lambda row: float(row["accuracy"]), default={})
-    reached = first_reaching(evaluations, target) or {}
+    reached = next((row for row in known if row["accuracy"] >= target - _ROUNDING), {})
     ends = known or [{}]
     return {
         "first": ends[0].get("accuracy"),
@@ -32,11 +32,6 @@ def accuracies(evaluations: pd.DataFrame, target: float) -> dict[str, float | No
         "tokens": reached.get("trained_tokens"),
         "seconds": reached.get("train_time_s"),
     }
-
-
-def first_reaching(evaluations: pd.DataFrame, target: float) -> dict[str, Any] | None:
-    """The first evaluation whose accuracy is at or above the target."""
-    return next((row for row in _known(evaluations) if row["accuracy"] >= target - _ROUNDING), None)
 
 
 def default_target(runs: Sequence[pd.DataFrame]) -> float:

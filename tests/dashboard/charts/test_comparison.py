@@ -19,12 +19,7 @@ from dashboard.charts.figures import POINTED
 from dashboard.charts.run_comparison import DASHES, comparison_chart
 from dashboard.palette import SERIES
 from dashboard.reads.configurations import differences, distinctions, flattened, same_but_seed
-from dashboard.reads.targets import (
-    accuracies,
-    default_target,
-    first_reaching,
-    noise_margin,
-)
+from dashboard.reads.targets import accuracies, default_target, noise_margin
 
 # -- accuracies ------------------------------------------------------------------------------------
 
@@ -53,10 +48,8 @@ def test_first_best_last_and_what_the_target_cost() -> None:
 
 def test_the_first_evaluation_at_or_above_the_target_counts_even_if_later_ones_fall() -> None:
     rows = evaluated(0.1, 0.3, 0.1)
-    found = first_reaching(rows, 0.1 + 0.2)  # 0.30000000000000004
-    assert found is not None
-    assert found["update"] == 10
-    assert first_reaching(rows, 0.31) is None
+    assert accuracies(rows, 0.1 + 0.2)["tokens"] == 10_000  # 0.30000000000000004
+    assert accuracies(rows, 0.31)["tokens"] is None
 
 
 @pytest.mark.parametrize(
