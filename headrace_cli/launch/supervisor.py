@@ -182,9 +182,7 @@ class Supervisor:
         if code == 0 and spec.leaves:
             self._event("left", name, code=0)
             return
-        detail = describe_exit(code)
-        self._event("died", name, code=code, detail=detail)
-        _count_death(child)
+        detail = self._note_death(child, code)
         if self._stop_asked_at is not None and child is not self._coordinator:
             return
         if self._may_take_over(child, code):
@@ -195,6 +193,14 @@ class Supervisor:
             delay = spec.restarts.delay_s * 2 ** (child.deaths - 1)
             self._controller.note(f"{name} died ({detail}): starting it again in {delay:.0f} s")
             self._restart_later(child, delay)
+
+    def _note_death(self, child: ChildProcess, code: int) -> str:
+        """Count a death and write it down; returns how the process ended."""
+        detail = describe_exit(code)
+        self._event("died", child.spec.name, code=code, detail=detail)
+        lived = time.monotonic() - child.started_at
+        child.deaths = 1 if lived > child.spec.restarts.forgive_s else child.deaths + 1
+        return detail
 
     def _may_take_over(self, child: ChildProcess, code: int) -> bool:
         """Return whether a killed coordinator may restart from its journal, below its limit."""
@@ -275,9 +281,7 @@ class Supervisor:
                 break
             code = self._launcher.reap(child)
             if code is not None:
-                detail = describe_exit(code)
-                self._event("died", child.spec.name, code=code, detail=detail)
-                _count_death(child)
+                detail = self._note_death(child, code)
                 if not (extra and self._may_take_over(child, code)):
                     self._give_up(child, code, detail)
                 self._note_restart(detail)
@@ -406,11 +410,6 @@ def signal_handler(
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
-
-
-def _count_death(child: ChildProcess) -> None:
-    lived = time.monotonic() - child.started_at
-    child.deaths = 1 if lived > child.spec.restarts.forgive_s else child.deaths + 1
 
 
 class _EndRunError(Exception):
