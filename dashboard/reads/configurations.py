@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from headrace.config.loading.keys import flattened
 from headrace.config.sections.process import mask_password
 
 ABSENT = "-"
@@ -21,17 +22,6 @@ ELSEWHERE = (
 how it learned: runs that differ in these alone are seeds of one configuration."""
 _OWN = ("transport.curve_keys",)
 """Keys that every run has to itself: no difference worth showing."""
-
-
-def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys with values that are no tables; an empty table is a value."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flattened(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def same_but_seed(config: Mapping[str, Any]) -> str:

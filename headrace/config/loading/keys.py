@@ -5,7 +5,7 @@ default and meaning. Error messages, `config show`, the documentation and its te
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -59,6 +59,17 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 def key_names(model: type[BaseModel]) -> list[str]:
     """Dotted names of all leaves, each once."""
     return list(dict.fromkeys(key.name for key in keys(model)))
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys with values that are no tables; an empty table is a value."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _type_text(annotation: Any) -> str:

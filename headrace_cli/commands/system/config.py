@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.config.device_defaults import resolve
 from headrace.config.loading.hub import with_local_model
+from headrace.config.loading.keys import flattened
 from headrace.config.preflight.checks import check_model, problems
 from headrace.config.preflight.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
@@ -34,19 +35,9 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(config.model_dump_json(indent=2))
         return 0
-    for name, value in _leaves(json.loads(config.model_dump_json())):
+    for name, value in flattened(json.loads(config.model_dump_json())).items():
         print(f"{name} = {json.dumps(value)}")
     return 0
-
-
-def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(value, dict) or not value:
-        return [(prefix, value)]
-    return [
-        leaf
-        for key, inner in value.items()
-        for leaf in _leaves(inner, f"{prefix}.{key}" if prefix else key)
-    ]
 
 
 def check(arguments: argparse.Namespace) -> int:

@@ -18,8 +18,9 @@ from dashboard.charts.curves import Divergence
 from dashboard.charts.figures import POINTED
 from dashboard.charts.run_comparison import DASHES, comparison_chart
 from dashboard.palette import SERIES
-from dashboard.reads.configurations import differences, distinctions, flattened, same_but_seed
+from dashboard.reads.configurations import differences, distinctions, same_but_seed
 from dashboard.reads.targets import accuracies, default_target, noise_margin
+from headrace.config.loading.keys import flattened
 
 # -- accuracies ------------------------------------------------------------------------------------
 
