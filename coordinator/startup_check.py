@@ -30,7 +30,7 @@ from coordinator.scoring.score_items import ScoreItems
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import GroupIssued, TrajectoryStatus
 from headrace.trajectory.account import Account
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory
 
 FIRST_ID = 2**52
 """First id of the test's groups, trajectories and leases; no run comes so far."""
@@ -61,7 +61,7 @@ class GeneratorCheck:
 class SelfTest:
     """See the module's docstring."""
 
-    def __init__(self, hub: Hub, prompts: Prompts, source_of: Callable[[Group], str]) -> None:
+    def __init__(self, hub: Hub, prompts: Prompts, source_of: Callable[[GroupIssued], str]) -> None:
         self._hub, self._prompts, self._source_of = hub, prompts, source_of
         self._timeout_s = hub.config.transport.self_test_s or 0.0
         self._limits = TokenLimits(TOKENS, prompts.vocabulary)

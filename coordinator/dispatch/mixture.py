@@ -20,7 +20,7 @@ import msgspec
 from headrace.config.sections.task import TaskConfig, members
 from headrace.protocol.records.record_types import GroupIssued, RewardArrived
 from headrace.trajectory.account import Account
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -53,7 +53,7 @@ class MixtureProgress(msgspec.Struct):
             self.positions[record.domain] = record.domain_position + 1
             self.asked[record.domain] = self.asked.get(record.domain, 0) + 1
 
-    def score(self, record: RewardArrived, group: Group) -> None:
+    def score(self, record: RewardArrived, group: GroupIssued) -> None:
         """Add the reward of a training answer to its prompt's rate."""
         assert self.rates is not None, "no bands ask for rates"
         rate = self.rates.get(group.prompt_id)

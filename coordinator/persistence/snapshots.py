@@ -32,7 +32,7 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.trajectory.account import Account
 from headrace.trajectory.token_ledger import Ledger
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory, group_of
 from storage.run_store import RunStore
 
 NEEDED = (GroupIssued, ChunkArrived)
@@ -97,16 +97,16 @@ def account_of(
 
 def _read_again(
     trajectories: dict[int, Trajectory], wanted: set[int], records: Iterable[Record]
-) -> dict[int, Group]:
+) -> dict[int, GroupIssued]:
     """The wanted groups; their trajectories get prompts and tokens back."""
-    groups: dict[int, Group] = {}
+    groups: dict[int, GroupIssued] = {}
     for trajectory in trajectories.values():
         trajectory.opening = np.zeros(0, np.int32)
         trajectory.drop_tokens()
     for record in records:
         match record:
             case GroupIssued(group_id=key) if key in wanted:
-                groups[key] = Group.issued(record)
+                groups[key] = group_of(record)
                 for trajectory_id in record.trajectory_ids:
                     trajectories[trajectory_id].opening = record.prompt_ids
             case ChunkArrived(trajectory_id=key) if key in trajectories:

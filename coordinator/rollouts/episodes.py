@@ -27,7 +27,7 @@ from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk, S
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Streams
 from headrace.protocol.transport.codec import in_parts
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory, issued_again
 
 NO_LEASE = -1
 BRANCH_OF = "environment.branch_of"
@@ -37,7 +37,7 @@ MOST_OUT = 64
 """Maximum number of episodes that one worker is asked about at a time."""
 
 
-def branch_of(group: Group) -> int:
+def branch_of(group: r.GroupIssued) -> int:
     """Return the trajectory that this group's is a branch of; -1: it is none."""
     return int(json.loads(group.info)[BRANCH_OF]) if BRANCH_OF in group.info else -1
 
@@ -222,8 +222,8 @@ class EpisodeManager:
         info = json.loads(group.info) | {BRANCH_OF: trajectory.trajectory_id}
         key = state.next_trajectory
         self._queue.append(trajectory.trajectory_id)
-        record = group.issued_again(
-            group_id=state.next_group, position=-1, info=json.dumps(info),
+        record = issued_again(
+            group, group_id=state.next_group, position=-1, info=json.dumps(info),
             prompt_ids=trajectory.opening, trajectory_ids=[key],
             seeds=[(trajectory.seed + key) % 2**31],
             domain_position=state.mixture.positions.get(group.domain, 1) - 1,

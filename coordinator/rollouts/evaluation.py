@@ -20,8 +20,8 @@ from coordinator.rollouts.generation import Generation
 from coordinator.rollouts.probes import draw_prefixes, may_probe, pooled, probe_group
 from coordinator.scheduling.base import EXPLAINED
 from headrace.metrics.attainable import ENOUGH, attainable, attainable_interval
-from headrace.protocol.records.record_types import EvaluationDone
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.protocol.records.record_types import EvaluationDone, GroupIssued
+from headrace.trajectory.trajectories import Trajectory
 
 Label = Literal["before", "during", "after"]
 MOST_READ = 256
@@ -39,7 +39,11 @@ class Evaluator:
     """Evaluation under way, if any; it goes on after a restart with the kept answers."""
 
     def __init__(
-        self, hub: Hub, prompts: Prompts, generation: Generation, source_of: Callable[[Group], str]
+        self,
+        hub: Hub,
+        prompts: Prompts,
+        generation: Generation,
+        source_of: Callable[[GroupIssued], str],
     ) -> None:
         """`source_of`: the source of rewards of a prompt."""
         self._hub, self._source_of = hub, source_of

@@ -17,7 +17,7 @@ from coordinator.dispatch.prompts import trajectory_seed
 from headrace.config.sections.run import RunConfig
 from headrace.metrics.attainable import ENOUGH, Prefix
 from headrace.protocol.records.record_types import EvaluationDone, GroupIssued
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory, issued_again
 
 CONTINUATIONS = 4
 SHARE = 0.25
@@ -52,15 +52,20 @@ def draw_prefixes(
 
 
 def probe_group(
-    group: Group, answer: Trajectory, prefix: int, number: int, seed: int, ids: tuple[int, int]
+    group: GroupIssued,
+    answer: Trajectory,
+    prefix: int,
+    number: int,
+    seed: int,
+    ids: tuple[int, int],
 ) -> GroupIssued:
     """Return the group that goes on from the first `prefix` tokens of an answer.
 
     `number`: of the probe, for its seeds. `ids`: its own id and that of its first trajectory."""
     group_id, first = ids
     members = range(CONTINUATIONS)
-    return group.issued_again(
-        group_id=group_id, position=number, purpose="probe", prefix=prefix,
+    return issued_again(
+        group, group_id=group_id, position=number, purpose="probe", prefix=prefix,
         prompt_ids=np.concatenate([answer.opening, answer.tokens[:prefix]]),
         trajectory_ids=[first + i for i in members],
         seeds=[trajectory_seed(seed, "probe", number, i) for i in members],

@@ -16,8 +16,8 @@ from coordinator.connections.peers import RewardPeer
 from coordinator.hub import Hub
 from coordinator.scoring.group_diversity import chosen
 from headrace.protocol.messages.control import Score, ScoreItem
-from headrace.protocol.records.record_types import AuditArrived
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.protocol.records.record_types import AuditArrived, GroupIssued
+from headrace.trajectory.trajectories import Trajectory
 
 MOST_WAITING = 1024
 """Maximum number of answers that wait for audits; the oldest are dropped."""
@@ -26,7 +26,7 @@ MOST_WAITING = 1024
 class ScoreAudit:
     """Requests and scores of `[reward.audit]`."""
 
-    def __init__(self, hub: Hub, source_of: Callable[[Group], str]) -> None:
+    def __init__(self, hub: Hub, source_of: Callable[[GroupIssued], str]) -> None:
         self._hub = hub
         self._config = hub.config.reward.audit
         self._source_of = source_of

@@ -25,10 +25,10 @@ from coordinator.scoring.score_items import ScoreItems
 from headrace.config.sections.reward import DEFAULT_SOURCE
 from headrace.errors import ProtocolError, UserError
 from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
-from headrace.protocol.records.record_types import RewardArrived
+from headrace.protocol.records.record_types import GroupIssued, RewardArrived
 from headrace.protocol.token_spans import Reward
 from headrace.protocol.transport.codec import in_parts
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory
 
 _SCORED = {
     "trajectory": "trajectory", "group": "the group of trajectory", "line": "lines of trajectory"
@@ -68,7 +68,7 @@ class Scoring:
             self._queues[source].append(ScoreKey(trajectory.trajectory_id, source))
         self._audits.add(trajectory)
 
-    def source_of(self, group: Group) -> str:
+    def source_of(self, group: GroupIssued) -> str:
         """Return the reward source of a prompt; UserError where the route leads nowhere."""
         reward, task = self._hub.config.reward, self._hub.config.task
         if not reward.sources:

@@ -25,10 +25,10 @@ from headrace.protocol.messages.batches import (
     ValueTrajectory,
     part_bytes,
 )
-from headrace.protocol.records.record_types import BatchTaken, TakenWindow
+from headrace.protocol.records.record_types import BatchTaken, GroupIssued, TakenWindow
 from headrace.protocol.token_spans import KL, Coefficient, Reward
 from headrace.trajectory.logprob_statistics import state_after
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
 _NO_LOGPROBS = np.zeros(0, np.float32)
@@ -171,7 +171,9 @@ def _piece(item: _BatchItem, number: int, state: State, rules: BatchRules) -> Sh
     )
 
 
-def _sequence(trajectory: Trajectory, end: int, rules: BatchRules, group: Group) -> BatchSequence:
+def _sequence(
+    trajectory: Trajectory, end: int, rules: BatchRules, group: GroupIssued
+) -> BatchSequence:
     return BatchSequence(
         trajectory_id=trajectory.trajectory_id,
         group_id=_group_id(trajectory, rules),

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Reward
 from headrace.trajectory.token_ledger import Ledger
-from headrace.trajectory.trajectories import Group, Trajectory
+from headrace.trajectory.trajectories import Trajectory, group_of
 from headrace.trajectory.transitions import ValueMove, WindowMove, moves, value_moves
 from headrace.trajectory.windows import Window, trajectory_of
 
@@ -36,7 +36,7 @@ class Account:
         self.order = 0
         self.ledger = Ledger()
         self.trajectories: dict[int, Trajectory] = {}
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, r.GroupIssued] = {}
         self.active: OrderedDict[int, Trajectory] = OrderedDict()
         self.closed = 0
         self.ready: OrderedDict[int, Window] = OrderedDict()
@@ -122,7 +122,7 @@ class Account:
                 self._sort()
 
     def _issue(self, record: r.GroupIssued) -> None:
-        self.groups[record.group_id] = Group.issued(record)
+        self.groups[record.group_id] = group_of(record)
         for trajectory_id, seed in zip(record.trajectory_ids, record.seeds, strict=True):
             trajectory = Trajectory(
                 trajectory_id, record.group_id, record.purpose, record.prompt_ids, seed,
@@ -247,7 +247,7 @@ class Account:
             if all(_spent(t) and t.trajectory_id not in reachable for t in members):
                 self._forget_group(group)
 
-    def _forget_group(self, group: Group) -> None:
+    def _forget_group(self, group: r.GroupIssued) -> None:
         for trajectory_id in group.trajectory_ids:
             del self.trajectories[trajectory_id]
         del self.groups[group.group_id]

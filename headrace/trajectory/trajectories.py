@@ -5,8 +5,9 @@ tokens are appended in order and exactly once; a stretch of the streams says abo
 its chunk said.
 """
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from headrace.protocol.token_spans import (
     Float32,
     Int32,
     Mark,
-    MediaRun,
     Piece,
     Reward,
     Span,
@@ -267,34 +267,15 @@ class Trajectory:
         raise ValueError(f"trajectory {self.trajectory_id} has too few tokens from {start} on")
 
 
-@dataclass(slots=True)
-class Group:
-    """The trajectories of one prompt."""
+def group_of(record: GroupIssued) -> GroupIssued:
+    """Return a group as it is kept: the record of its issue, with `messages` of a chat alone."""
+    return record if record.messages.startswith("[") else replace(record, messages="")
 
-    group_id: int
-    prompt_id: str
-    purpose: Purpose
-    prompt: str
-    answer: str
-    info: str
-    trajectory_ids: list[int]
-    messages: str = ""
-    aside: Int32 | None = None
-    domain: str = ""
-    media: list[MediaRun] = field(default_factory=list)
-    processor: str = ""
 
-    @classmethod
-    def issued(cls, record: GroupIssued) -> "Group":
-        """The group as its record says; it has `messages` of a chat alone."""
-        known = {each.name: getattr(record, each.name) for each in fields(cls)}
-        is_chat = record.messages.startswith("[")
-        return cls(**known | {"messages": record.messages if is_chat else ""})
-
-    def issued_again(self, **its_own: Any) -> GroupIssued:
-        """Return the record of another group of this prompt; `its_own`: ids, opening, seeds."""
-        known = {each.name: getattr(self, each.name) for each in fields(self)}
-        return GroupIssued(**known | its_own)
+def issued_again(group: GroupIssued, **its_own: Any) -> GroupIssued:
+    """Return the record of another group of this prompt; `its_own`: ids, opening, seeds."""
+    fresh = {"at": time.time(), "domain_position": 0, "prefix": 0}
+    return replace(group, **(fresh | its_own))
 
 
 def add_pieces(known: list[Piece], new: Sequence[Piece], start: int, end: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from PIL import Image
 
@@ -166,9 +167,11 @@ async def test_a_processor_that_changed_over_a_restart_is_told(
     generation, told = stage.coordinator.parts.generation, list[tuple[str, ...]]()
     monkeypatch.setattr(stage.hub, "incident", lambda *said: told.append(said))
     await generation._issue_group()
-    (group,) = stage.hub.account.groups.values()
+    groups = stage.hub.account.groups
+    (group,) = groups.values()
     assert told == []
-    group.processor, generation._processor = "another", ""
+    groups[group.group_id] = msgspec.structs.replace(group, processor="another")
+    generation._processor = ""
     await generation._issue_group()
     await generation._issue_group()
     ((level, kind, text),) = told

@@ -9,7 +9,7 @@ import pytest
 from coordinator.dispatch.prompts import Prompts
 from headrace.config.loading.recipe import load_recipe
 from headrace.errors import UserError
-from headrace.trajectory.trajectories import Group
+from headrace.trajectory.trajectories import group_of
 from tests.coordinator.dispatch.test_mixture import recipe
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.toml"
@@ -71,4 +71,4 @@ def test_a_plain_prompt_is_recorded_beside_what_the_template_makes_of_it() -> No
     prompts._tokenizer.chat_template = "={{ messages[0].content }}"
     issued = prompts.next_group(0, 0, 0)
     assert issued.prompt == f"={json.loads(issued.messages)}"
-    assert Group.issued(issued).messages == ""
+    assert group_of(issued).messages == ""

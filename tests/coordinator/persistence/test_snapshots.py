@@ -163,12 +163,10 @@ def test_everything_that_is_known_of_a_token_comes_back() -> None:
     world.note(
         AuditArrived(at=1.0, trajectory_id=key, source="second", status="timeout", reward=None)
     )
-    group = world.account.groups[trajectory.group_id]
     issued = next(r for r in world.records if isinstance(r, GroupIssued))
-    world.records[world.records.index(issued)] = msgspec.structs.replace(
-        issued, aside=np.arange(3, dtype=np.int32), messages="[]"
-    )
-    group.aside, group.messages = np.arange(3, dtype=np.int32), "[]"
+    changed = msgspec.structs.replace(issued, aside=np.arange(3, dtype=np.int32), messages="[]")
+    world.records[world.records.index(issued)] = changed
+    world.account.groups[trajectory.group_id] = changed
     snapshot = snapshot_of(world.state, len(world.records))
     assert snapshot is not None
     world.note(snapshot)
