@@ -21,6 +21,7 @@ from headrace.run_files.run_folder import (
     described_files,
     manifest_text,
     read_manifest,
+    write_atomically,
 )
 
 LATEST = "latest"
@@ -80,16 +81,14 @@ def _write(
     for done, path in enumerate(files):
         work.at(f"syncing the checkpoint of update {update}", done, len(files), "files")
         sync(path)
-    _write_synced(partial / MANIFEST, manifest_text(manifest))
+    write_atomically(partial / MANIFEST, manifest_text(manifest), durable=True)
     for folder in sorted({p.parent for p in files} | {partial}):
         sync(folder)
     final = root / f"step_{update}"
     if final.exists():  # maybe of an abandoned lineage; half of it is none under its name
         final.rename(mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=root))
     partial.rename(final)
-    pointer = root / f".{LATEST}.partial"
-    _write_synced(pointer, final.name + "\n")
-    pointer.rename(root / LATEST)
+    write_atomically(root / LATEST, final.name + "\n", durable=True)
     sync(root)
     return final
 
@@ -150,8 +149,3 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
     for path in numbered:
         if path not in last:  # half of it is none under its name
             shutil.rmtree(path.rename(root / f".{path.name}.partial"))
-
-
-def _write_synced(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    sync(path)

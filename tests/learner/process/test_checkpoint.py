@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,14 +107,18 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: dict[int, int]
 ) -> None:
     """A power cut then leaves what the manifest names, or no checkpoint of this number."""
-    rename, lacking = Path.rename, list[Path]()
+    lacking = list[Path]()
 
-    def look_and_rename(path: Path, target: Path) -> Path:
-        parts = ((part, part.stat()) for part in (path, *path.rglob("*")))
-        lacking.extend(part for part, now in parts if synced.get(now.st_ino) != now.st_size)
-        return rename(path, target)
+    def looked(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def look_and_move(path: Path, target: Path) -> Path:
+            parts = ((part, part.stat()) for part in (path, *path.rglob("*")))
+            lacking.extend(part for part, now in parts if synced.get(now.st_ino) != now.st_size)
+            return move(path, target)
 
-    monkeypatch.setattr(Path, "rename", look_and_rename)
+        return look_and_move
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, looked(getattr(Path, name)))
     write(tmp_path, 1)
     assert lacking == []
     assert tmp_path.stat().st_ino in synced
