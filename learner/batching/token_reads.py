@@ -92,16 +92,13 @@ def reads_of(
         openings=[s.opening for s in chosen],
         media=[tuple(s.media) for s in chosen] if any(s.media for s in chosen) else [],
     )
-    return _with(nothing, owner[sampled.segments], sampled.positions, chosen)
+    return _with(nothing, owner[sampled.segments], sampled.positions)
 
 
-def _with(
-    reads: TokenReads, owner: Int64, positions: Int64, sequences: Sequence[BatchSequence]
-) -> TokenReads:
+def _with(reads: TokenReads, owner: Int64, positions: Int64) -> TokenReads:
     """Append the reads at `positions` of sequences `owner`, both [M]."""
-    openings = np.array([s.opening for s in sequences], np.int64)
-    sizes = np.array([s.token_ids.size for s in sequences], np.int64)
-    places = positions + openings[owner]
+    sizes = np.array([ids.size for ids in reads.token_ids], np.int64)
+    places = positions + np.array(reads.openings, np.int64)[owner]
     ids = np.concatenate([np.zeros(0, np.int32), *reads.token_ids])
     targets = ids[(np.cumsum(sizes) - sizes)[owner] + places]
     return replace(
@@ -130,9 +127,7 @@ def with_earlier_tokens(
     earlier = TrainableTokens(sequences, [TokenRange(w.sequence, 0, w.start) for w in ends])
     place = {t: s for s, t in enumerate(reads.trajectories)}
     owner = np.array([place[w.trajectory_id] for w in ends], np.int64)
-    used = {s.trajectory_id: s for s in sequences}
-    chosen = [used[t] for t in reads.trajectories]
-    return _with(reads, owner[earlier.segments], earlier.positions, chosen)
+    return _with(reads, owner[earlier.segments], earlier.positions)
 
 
 def with_cuts(
