@@ -92,8 +92,7 @@ def _next(
 ) -> m.Message | None:
     if inbox is None or publisher is None:
         return None
-    waiting, due_at = trainer.publication.waiting, trainer.publication.due_at
-    due = (waiting, due_at) if waiting is not None and due_at is not None else None
+    due_at = trainer.publication.due_at
     with contextlib.ExitStack() as stage:
         if trainer.announce_written(publisher):
             stage.enter_context(trainer.writing())
@@ -103,6 +102,6 @@ def _next(
                 stage.close()
             return goes_on
 
-        while isinstance(message := inbox.next(due=due, is_writing=is_writing), m.BatchPart):
+        while isinstance(message := inbox.next(due_at=due_at, is_writing=is_writing), m.BatchPart):
             _LOG.warning("a part of batch %d ignored: the batch was given up", message.batch_id)
         return message

@@ -85,21 +85,21 @@ class Inbox:
     def next(
         self,
         *,
-        due: tuple[int, float] | None = None,
+        due_at: float | None = None,
         is_writing: Callable[[], bool] = lambda: False,
     ) -> m.Message:
         """Return the next message to act on.
 
-        `due` names a waiting version and when it may be published; at that time the result is a
-        WeightRequest for it. `is_writing` is asked meanwhile, often while it says yes.
+        `due_at`: when a waiting version may be published (time.monotonic); then the result is a
+        WeightRequest. `is_writing` is asked meanwhile, often while it says yes.
         RunFailedError where the coordinator is silent for too long."""
         heard = greeted = time.monotonic()
         while True:
             if self._ending:
                 return m.Shutdown(reason=self._ending)
             now = time.monotonic()
-            if due is not None and now >= due[1]:
-                return m.WeightRequest(version=due[0], offset=0)
+            if due_at is not None and now >= due_at:
+                return m.WeightRequest(version=0, offset=0)  # of whichever waits
             message = self._dealer.receive(_WRITING_S if is_writing() else _POLL_S)
             if isinstance(message, m.Refused):
                 raise UserError(f"the coordinator refuses {NAME}: {message.reason}")

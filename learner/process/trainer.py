@@ -223,7 +223,7 @@ class Trainer:
             self._relay.least(0)
             weights = self.models.published_weights(update)
             ranker = None if self.models.ranker is None else self.models.ranker_weights()
-            if not self.publication.goes_out(version, publisher is not None, at_once=at_once):
+            if not self.publication.goes_out(publisher is not None, at_once=at_once):
                 return None
             assert publisher is not None
             if self._config.schedule.publishes_behind and not at_once and ranker is None:

@@ -58,24 +58,19 @@ SHORT_S = 0.05
 class PublishingSchedule:
     """Schedule of publications, at least `interval_s` apart unless one is at once.
 
-    `waiting`: a version that was held back, None if none is."""
+    `due_at`: when a version that was held back may go out (time.monotonic), None if none was."""
 
     def __init__(self, interval_s: float) -> None:
-        self._interval_s, self._published_at = interval_s, float("-inf")
-        self.waiting: int | None = None
+        self._interval_s, self._next_at = interval_s, float("-inf")
+        self.due_at: float | None = None
 
-    @property
-    def due_at(self) -> float | None:
-        """Time (time.monotonic) when the waiting version may go out; None: none waits."""
-        return None if self.waiting is None else self._published_at + self._interval_s
-
-    def goes_out(self, version: int, may: bool, *, at_once: bool) -> bool:
+    def goes_out(self, may: bool, *, at_once: bool) -> bool:
         """Return whether to publish a version now, else let it wait. `may`: this rank may."""
         now = time.monotonic()
-        if not may or (not at_once and now < self._published_at + self._interval_s):
-            self.waiting = version
+        if not may or (not at_once and now < self._next_at):
+            self.due_at = self._next_at
             return False
-        self.waiting, self._published_at = None, now
+        self.due_at, self._next_at = None, now + self._interval_s
         return True
 
 
