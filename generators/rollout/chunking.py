@@ -48,15 +48,11 @@ class ChunkCutter:
                 self._marks.append(Mark("hot", self.position, self.position + 1))
             self._token_ids += delta.token_ids
             self._logprobs += delta.logprobs
-        if delta.finish is None and len(self._token_ids) < self._room:
-            return []
-        chunks = []
-        while len(self._token_ids) > self._room:
+        chunks, ends = list[TrajectoryChunk](), delta.finish is not None
+        while len(self._token_ids) >= self._room + ends:
             chunks.append(self._cut(self._room, None))
-        if delta.finish is not None:
+        if ends:
             chunks.append(self._cut(len(self._token_ids), self._finish_of(delta)))
-        elif len(self._token_ids) == self._room:
-            chunks.append(self._cut(self._room, None))
         return chunks
 
     def hold(self, at: int) -> tuple[TrajectoryChunk, int]:
