@@ -6,7 +6,7 @@ lengths give the same packs on every machine. No tensors, no model.
 """
 
 from collections.abc import Sequence
-from heapq import heapify, heapreplace
+from heapq import heapreplace
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,6 @@ def balanced_parts(weights: Sequence[int], *, parts: int, order: Sequence[int]) 
     Items are dealt in `order`, each to the lightest part. With at least `parts` items no part
     stays empty, as long as all weights are positive."""
     heap = [(0, part) for part in range(parts)]
-    heapify(heap)
     chosen = [0] * len(weights)
     for item in order:
         weight, part = heap[0]
