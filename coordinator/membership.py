@@ -199,9 +199,7 @@ class Membership:
         patience = self.hub.config.transport.heartbeat_timeout_s
         if self.empty_at < self._woke_at and now - self._woke_at <= patience:
             return False  # Messages of a standstill may be left to receive.
-        for name in self.hub.peers.silent(patience):
-            peer = self.hub.peers.find(name)
-            assert peer is not None
+        for name, peer in self.hub.peers.silent(patience):
             self._process_changed(peer.hello, "lost", "no heartbeat")
             self.forget(name)
         return True

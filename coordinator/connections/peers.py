@@ -243,7 +243,7 @@ class Peers:
             if name not in self.monitors
         }
 
-    def silent(self, timeout_s: float) -> list[str]:
-        """Return the names of processes that were not heard for `timeout_s`."""
+    def silent(self, timeout_s: float) -> list[tuple[str, Peer]]:
+        """Return the processes that were not heard for `timeout_s`, with their names."""
         now = time.monotonic()
-        return [name for name, peer in self.everyone() if now - peer.last_seen > timeout_s]
+        return [pair for pair in self.everyone() if now - pair[1].last_seen > timeout_s]
