@@ -5,7 +5,6 @@ whole weights. Promise: weights that leave are of whole models, whatever the ZeR
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,24 +180,28 @@ class ModelSet:
             share_base(model, self.networks[POLICY])
 
     def whole(self) -> dict[str, WholeModel]:
-        """Copy each model, adapters merged, on rank 0. A collective."""
-        whole = {}
+        """Copy each model, adapters merged, on rank 0; {} on the others, since host memory holds
+        one copy and not one per rank. A collective."""
+        whole: dict[str, WholeModel] = {}
+        copies = self._config.learner.zero_stage != 3
         for name, engine in self.engines.items():
+            model = self.networks[name]
+            state = engine.whole_state(model, keep=not self.place.rank)
+            if self.place.rank:
+                continue
             trained: Mapping[str, Tensor] = {}
             if isinstance(engine, FeatureEngine):
                 trained = {"weights": engine.head.weights, "offset": engine.head.offset}
-            elif hasattr(self.networks[name], "peft_config"):
-                trained = adapter_weights(self.networks[name])
-            state = engine.whole_state(self.networks[name], keep=not self.place.rank)
-            merged = partial(merged_state, self.networks[name], state)
-            weights = self._copied(merged, None, copy=self._config.learner.zero_stage != 3)
-            whole[name] = WholeModel(weights, self._copied(partial(dict, trained), None, copy=True))
+            elif hasattr(model, "peft_config"):
+                trained = adapter_weights(model)
+            weights = weights_of(merged_state(model, state), dtype=None, copy=copies)
+            whole[name] = WholeModel(weights, weights_of(trained, dtype=None, copy=True))
         return whole
 
     def ranker_weights(self) -> dict[str, Tensor]:
         """Return the ranker's weights, on rank 0. A collective."""
         state = self.engines[RANKER].whole_state(self.networks[RANKER], keep=not self.place.rank)
-        return self._copied(partial(dict, state), torch.float32)
+        return weights_of(state, dtype=torch.float32)
 
     def save(self, name: str, folder: Path, model: WholeModel) -> None:
         """Write a model's Hugging Face folder. May be called while this learner trains on."""
@@ -233,24 +236,13 @@ class ModelSet:
         wanted = torch.bfloat16 if narrow else None
         policy = self.networks[POLICY]
         state = self.engines[POLICY].whole_state(policy, keep=not self.place.rank, pin=True)
-        named: Callable[[], Mapping[str, Tensor]] = partial(file_weights, policy, state)
-        if self._config.learner.published_adapter is not None:
-            named = partial(adapter_weights, policy)
-        return self._copied(named, wanted, self._buffers, update)
-
-    def _copied(
-        self,
-        state: Callable[[], Mapping[str, Tensor]],
-        dtype: torch.dtype | None,
-        buffers: dict[str, Tensor] | None = None,
-        update: int | None = None,
-        *,
-        copy: bool = False,
-    ) -> dict[str, Tensor]:
-        """Copy weights on rank 0 alone: host memory holds one copy, not one per rank."""
         if self.place.rank:
             return {}
-        return weights_of(state(), dtype=dtype, buffers=buffers, update=update, copy=copy)
+        alone = self._config.learner.published_adapter is not None
+        named: Mapping[str, Tensor] = (
+            adapter_weights(policy) if alone else file_weights(policy, state)
+        )
+        return weights_of(named, dtype=wanted, buffers=self._buffers, update=update)
 
     def _place(self, rank: int, work: ProgressReporter, *, shares_rows: bool) -> RankContext:
         config, learner = self._config, self._config.learner
