@@ -70,10 +70,8 @@ class Scoring:
 
     def source_of(self, group: GroupIssued) -> str:
         """Return the reward source of a prompt; UserError where the route leads nowhere."""
-        reward, task = self._hub.config.reward, self._hub.config.task
-        if not reward.sources:
-            return DEFAULT_SOURCE
-        found = reward.route_of(task.kind, lambda: json.loads(group.info))
+        config = self._hub.config
+        found = config.reward.route_of(config.task.kind, lambda: json.loads(group.info))
         if found is None:
             raise UserError(f"reward.route leaves prompt {group.prompt_id} without a source")
         return found
