@@ -53,8 +53,8 @@ class EpisodeManager:
         self._workers = hub.peers.environments
         self._branches: dict[int, list[int]] = {}
         """Branches by trajectory, where its agent has rewritten its history."""
-        self._failures = 0
-        """Episodes in a row that failed."""
+        self._failures = self._next_loss = 0
+        """Episodes in a row that failed; the first trajectory whose loss counts among them."""
         hub.on_record = self._follow
 
     # -- workers ----------------------------------------------------------------------------------
@@ -199,10 +199,8 @@ class EpisodeManager:
                 self._hub.rejections.add(name, "not_asked", text)
                 continue
             del worker.asked[reply.trajectory_id]
-            if trajectory is None:  # its evaluation is over
-                self._forget(reply.trajectory_id)
-                continue
-            if trajectory.ended or not trajectory.paused:
+            if trajectory is None or trajectory.ended or not trajectory.paused:
+                self._forget(reply.trajectory_id)  # Its evaluation may be over.
                 continue
             if reply.status == "branched":
                 self._branch(trajectory)
@@ -255,8 +253,11 @@ class EpisodeManager:
             except UserError as error:
                 problem = f"environment_invalid: {error}"
         if problem is not None:
-            # A dead process loses all its episodes at once, which says nothing of the next ones.
-            self._failures += reply.status not in ("lost", "diverged")
+            # A dead process loses all its episodes at once: of those in play then, one counts.
+            first = self._next_loss if reply.status in ("lost", "diverged") else 0
+            if trajectory.trajectory_id >= first:
+                self._failures += 1
+                self._next_loss = self._hub.state.next_trajectory
             self._fail(trajectory, problem)
             return
         self._record(name, trajectory, reply, said)

@@ -355,16 +355,21 @@ def test_an_environment_that_fails_every_episode_ends_the_run(tmp_path: Path) ->
     play(tmp_path / "run-1", story, reward={"max_consecutive_failures": 2})
 
 
-def test_the_episodes_of_a_process_that_died_end_no_run(tmp_path: Path) -> None:
-    """It had hundreds of them, and they fail in a row; one that fails by itself counts."""
+@pytest.mark.parametrize("later", ["lost", "diverged", "crashed"])
+def test_the_episodes_of_a_process_that_died_are_one_failure(tmp_path: Path, later: str) -> None:
+    """It had hundreds of them, and they fail in a row; one that began after that counts again."""
 
     async def story(stage: EpisodeStage) -> None:
+        asks = stage.sent[WORKERS[0]]
+        known = max(ask.trajectory_id for ask in asks)
         for status in ("lost", "diverged", "lost"):
             await stage.answer(Step(), status=status, error="its process ended")
         assert stage.hub.failed is None
-        for _ in range(2):
-            await stage.answer(Step(), status="crashed", error="no port")
-        assert stage.hub.failed is not None
+        asks.sort(key=lambda ask: -ask.trajectory_id)
+        assert asks[0].trajectory_id > known
+        await stage.answer(Step(), status=later, error="its process ended")
+        told = f"2 episodes in a row failed; the last: environment_{later}: its process ended"
+        assert stage.hub.failed == told
 
     play(tmp_path / "run-1", story, reward={"max_consecutive_failures": 2})
 
