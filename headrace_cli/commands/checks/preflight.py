@@ -196,7 +196,6 @@ def check_environment(config: RunConfig) -> RunConfig:
     from tasks.datasets.source import build_source
 
     ready = asyncio.run(ready_of(environment))
-    tools = ready.tools
     heeded = RewardConfig(max_consecutive_failures=config.reward.max_consecutive_failures)
     if ready.pays and config.reward != heeded and not environment.scored:
         raise UserError(
@@ -204,19 +203,19 @@ def check_environment(config: RunConfig) -> RunConfig:
             "turn besides, by environment.scored = true"
         )
     prompt = build_source(config.task, config.seed).row_at(0).prompt
-    mode = config.model.chat_template
-    asks = environment.is_agent and mode == "auto" and policy_tokenizer(config).chat_template
-    if isinstance(prompt, str) and mode != "always" and not asks:
-        if tools:
+    is_text = isinstance(prompt, str) and config.model.chat_template != "always"
+    reads = not is_text or (environment.is_agent and config.model.chat_template == "auto")
+    tokenizer: Any = policy_tokenizer(config) if reads else None
+    if is_text and not (reads and tokenizer.chat_template):
+        if ready.tools:
             raise UserError(
                 "environment: a chat template shows the tools, and the prompts are plain text; set "
                 'model.chat_template = "always"'
             )
         return config
-    tokenizer = policy_tokenizer(config)
     MessageRenderer(tokenizer, is_chat=True, appends=environment.template == "append")
-    found: dict[str, Any] = {"tools": tools, "scored": environment.scored or not ready.pays}
-    if tools or environment.is_agent:
+    found: dict[str, Any] = {"tools": ready.tools, "scored": environment.scored or not ready.pays}
+    if ready.tools or environment.is_agent:
         found["calls"] = _call_format(environment, str(tokenizer.chat_template))
     return config.model_copy(update={"environment": environment.model_copy(update=found)})
 

@@ -1,6 +1,7 @@
 """The environment of a recipe, made before anything starts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace_cli.commands.checks.preflight import check_environment
+from headrace_cli.commands.checks.reward_check import policy_tokenizer
 from tests.environments.misbehaviour import __file__ as FILE
 from tests.integration.runs import REPOSITORY
 
@@ -95,3 +97,19 @@ def test_a_model_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^model\.path = .*: no tokenizer: ") as caught:
         checked(f"model.path={tmp_path}", "model.chat_template=always")
     assert "\n" not in str(caught.value)
+
+
+def test_an_agents_tokenizer_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = list[str]()
+
+    def load(config: RunConfig) -> Any:
+        loads.append(config.model.path)
+        return policy_tokenizer(config)
+
+    monkeypatch.setattr("headrace_cli.commands.checks.preflight.policy_tokenizer", load)
+    agent = [f"environment.name=agent:{AGENTS}:echo", "model.chat_template=auto"]
+    environment = checked(with_template(tmp_path, SAYS), *agent).environment
+    assert environment is not None
+    assert (environment.calls, loads) == ("hermes", [str(tmp_path)])
