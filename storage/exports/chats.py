@@ -20,7 +20,7 @@ from headrace.protocol.token_spans import MediaRun
 from headrace.run_files.run_folder import MEDIA
 from storage.database.reader import RunReader, read_config
 from storage.database.tables import Group
-from storage.exports.columns import WORD, field
+from storage.exports.columns import WORD, ColumnNames, field
 from storage.exports.pages import Page
 from storage.journal.segments import read_batches
 from storage.text.detokenize import TextDecoder
@@ -36,10 +36,10 @@ CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
 class _PromptRecord(msgspec.Struct):
-    """The fields that are read of a prompt's record."""
+    """The fields that are read of a prompt's record; without any, a plain text's."""
 
-    prompt_id: str
-    prompt_ids: bytes
+    prompt_id: str = ""
+    prompt_ids: bytes = b"\0"
     messages: str = ""
     media: list[MediaRun] = []
 
@@ -48,47 +48,45 @@ class PromptChats:
     """The chats among a run's prompts, their images and tools.
 
     `complete`: the policy read every training prompt as a chat, or an environment makes turns of
-    what follows it. `fields`: columns of what there is of images and, unless `tools` is False, of
-    tools; `most`: answers that are read at a time, as each has its images in memory."""
+    what follows it. `fields`: columns of what there is of images, if `columns` has them, and,
+    unless `tools` is False, of tools; `most`: answers that are read at a time, as each has its
+    images in memory."""
 
-    def __init__(self, reader: RunReader, *, tools: bool = True) -> None:
+    def __init__(self, reader: RunReader, columns: ColumnNames, *, tools: bool = True) -> None:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
-        self._chats: dict[str, Chat] = {}
-        self._images: dict[str, list[str]] = {}
+        self._asked: dict[str, _PromptRecord] = {}
         self._store = MediaStore(reader.run_dir / MEDIA)
-        self._unread: set[str] = set()
-        """Prompts of agents: what the policy reads is in the answer."""
         for batch in read_batches(reader.journal):
             issues = batch.filter(pc.equal(batch.column("kind"), GroupIssued.__name__))
             for body in issues.column("body").to_pylist():
                 issue = decoder.decode(body)
-                if issue.messages and issue.prompt_id not in self._chats:
-                    self._chats[issue.prompt_id] = _plain(json.loads(issue.messages))
-                if not issue.prompt_ids:
-                    self._unread.add(issue.prompt_id)
-                if issue.media and issue.prompt_id not in self._images:
-                    self._images[issue.prompt_id] = [run.digest for run in issue.media]
+                issue.prompt_ids = issue.prompt_ids[:1]  # An agent's prompt has none.
+                issue.media = issue.media if columns is None or "images" in columns else []
+                if issue.messages or not issue.prompt_ids:
+                    self._asked.setdefault(issue.prompt_id, issue)
+        images = any(issue.media for issue in self._asked.values())
         shown = [field("images", IMAGES, "the prompt's images: bytes of files, and their paths")]
         told = [field("tools", WORD, "schemas of the environment's tools, as JSON")]
         environment = read_config(reader.run_dir).get("environment") or {}
         self._tools = environment.get("tools", [])
-        self.fields = (shown if self._images else []) + (told if tools and self._tools else [])
-        self.most = IMAGE_ROWS if self._images else None
+        self.fields = (shown if images else []) + (told if tools and self._tools else [])
+        self.most = IMAGE_ROWS if images else None
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
         known = {row.prompt_id for row in reader.rows(prompts.distinct())}
-        self.complete = bool(environment) or (bool(known) and known <= set(self._chats))
+        chats = {key for key, issue in self._asked.items() if issue.messages}
+        self.complete = bool(environment) or (bool(known) and known <= chats)
 
     def beside(self, prompt_id: str) -> dict[str, Any]:
         """A prompt's values of `fields`. MediaError: an image is missing, or is damaged."""
-        store, found = self._store, self._images.get(prompt_id, ())
-        images = [{"bytes": store.read(each), "path": str(store.path(each))} for each in found]
+        store, found = self._store, self._asked.get(prompt_id, _PromptRecord()).media
+        images = [{"bytes": store.read(m.digest), "path": str(store.path(m.digest))} for m in found]
         return {"images": images, "tools": json.dumps(self._tools)}
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
         """A prompt as a chat: a plain one is what the user says, an agent's is not read."""
-        if prompt_id in self._unread:
-            return []
-        return self._chats.get(prompt_id) or [{"role": "user", "content": text}]
+        asked = self._asked.get(prompt_id, _PromptRecord())
+        said = json.loads(asked.messages) if asked.messages else text
+        return _plain(said) if asked.prompt_ids else []
 
 
 def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[int]]]:

@@ -293,10 +293,12 @@ def test_plain_prompts_in_a_template_are_chats_without_it(tmp_path: Path) -> Non
 
 
 def seen_run(root: Path, *told: Told) -> tuple[Path, str]:
-    """A run with answers to a prompt with an image, and the image's digest."""
+    """A run with answers to a prompt with an image in its chat, and the image's digest."""
     issued, *others = answers(20, *told)
     digest = MediaStore(root / "runs" / "chosen-1" / MEDIA).put(b"an image")
-    seen = msgspec.structs.replace(issued, media=[MediaRun(digest, 0, 1)])
+    parts = [{"type": "image", "image": digest}, {"type": "text", "text": "Count."}]
+    asked = json.dumps([{"role": "user", "content": parts}])
+    seen = msgspec.structs.replace(issued, messages=asked, media=[MediaRun(digest, 0, 1)])
     return run_of(root, [seen, *others]), digest
 
 
@@ -307,6 +309,14 @@ def test_images_are_the_files_that_were_stored(tmp_path: Path) -> None:
     (run_dir / MEDIA / digest).write_bytes(b"an imagf")
     with pytest.raises(UserError, match="is damaged"):
         exported(run_dir, "sft")
+
+
+def test_images_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
+    run_dir, digest = seen_run(tmp_path, (4, "finished", 1.0, True), (5, "finished", 0.0, False))
+    (run_dir / MEDIA / digest).unlink()
+    assert exported(run_dir, "sft", columns=["trajectory_id"]) == [{"trajectory_id": 200}]
+    (pair,) = exported(run_dir, "preferences", columns=["chosen_id", "rejected_id"])
+    assert pair == {"chosen_id": 200, "rejected_id": 201}
 
 
 def test_images_of_few_answers_are_in_memory(
