@@ -48,11 +48,11 @@ class PromptChats:
     """The chats among a run's prompts, their images and tools.
 
     `complete`: the policy read every training prompt as a chat, or an environment makes turns of
-    what follows it. `fields`: columns of what there is of images, if `columns` has them, and,
-    unless `tools` is False, of tools; `most`: answers that are read at a time, as each has its
-    images in memory."""
+    what follows it. `fields`: columns of what there is of images, if `columns` has them, and of
+    tools. With `for_verl` there are none of tools, and `<image>` stands in chats for each of the
+    images. `most`: answers that are read at a time, as each has its images in memory."""
 
-    def __init__(self, reader: RunReader, columns: ColumnNames, *, tools: bool = True) -> None:
+    def __init__(self, reader: RunReader, columns: ColumnNames, *, for_verl: bool = False) -> None:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
         self._asked: dict[str, _PromptRecord] = {}
         self._store = MediaStore(reader.run_dir / MEDIA)
@@ -69,8 +69,9 @@ class PromptChats:
         told = [field("tools", WORD, "schemas of the environment's tools, as JSON")]
         environment = read_config(reader.run_dir).get("environment") or {}
         self._tools = environment.get("tools", [])
-        self.fields = (shown if images else []) + (told if tools and self._tools else [])
+        self.fields = (shown if images else []) + (told if self._tools and not for_verl else [])
         self.most = IMAGE_ROWS if images else None
+        self._image = "<image>" if images and for_verl else ""
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
         known = {row.prompt_id for row in reader.rows(prompts.distinct())}
         chats = {key for key, issue in self._asked.items() if issue.messages}
@@ -86,7 +87,7 @@ class PromptChats:
         """A prompt as a chat: a plain one is what the user says, an agent's is not read."""
         asked = self._asked.get(prompt_id, _PromptRecord())
         said = json.loads(asked.messages) if asked.messages else text
-        return _plain(said) if asked.prompt_ids else []
+        return _plain(said, self._image) if asked.prompt_ids else []
 
 
 def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[int]]]:
@@ -113,11 +114,11 @@ def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[in
     return chats
 
 
-def _plain(asked: list[dict[str, Any]] | str) -> Chat:
-    """Messages with their content as one text; images are apart. A text is what the user says."""
+def _plain(asked: list[dict[str, Any]] | str, image: str) -> Chat:
+    """Messages with their content as one text, and `image` for images. A text is the user's."""
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    return [{"role": str(each["role"]), "content": _text(each["content"])} for each in messages]
+    return [{"role": str(m["role"]), "content": _text(m["content"], image)} for m in messages]
 
 
-def _text(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
+def _text(content: str | list[dict[str, Any]], image: str) -> str:
+    return content if isinstance(content, str) else "".join(p.get("text", image) for p in content)

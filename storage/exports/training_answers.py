@@ -71,7 +71,7 @@ class SftRows(RowsOfTrajectories):
     ) -> None:
         self._decoder = required_decoder(reader.run_dir)
         # verl hands what a column of this name holds to the template, which takes no text.
-        self._chats = PromptChats(reader, columns, tools=layout != "verl")
+        self._chats = PromptChats(reader, columns, for_verl=layout == "verl")
         self._layout = layout
         self._as_chat = layout == "turns" or (layout == "trl" and self._chats.complete)
         kind = CHAT if self._as_chat else pa.string()

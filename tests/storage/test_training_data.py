@@ -319,6 +319,15 @@ def test_images_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
     assert pair == {"chosen_id": 200, "rejected_id": 201}
 
 
+def test_verl_finds_the_places_of_images_in_the_messages(tmp_path: Path) -> None:
+    """Its dataset puts the row's images there, and refuses a row with one too many."""
+    run_dir, _ = seen_run(tmp_path, (4, "finished", 1.0, True))
+    (row,) = exported(run_dir, "sft", schema="verl")
+    assert (row["messages"][0]["content"], len(row["images"])) == ("<image>Count.", 1)
+    (told,) = exported(run_dir, "sft", schema="verl", columns=["messages"])
+    assert told["messages"][0]["content"] == "Count.", "there are no images to put anywhere"
+
+
 def test_images_of_few_answers_are_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
