@@ -319,6 +319,7 @@ class EpisodeManager:
                         metrics=step.metrics,
                         act=step.act,
                         seconds=reply.seconds,
+                        tools=step.tools,
                     ),
                 ),
             )

@@ -9,7 +9,7 @@ answer, sampled by the policy as the assistant, every token in the loss, one rew
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -109,7 +109,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 class EnvironmentStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Result of an environment's step, besides tokens. `turn`: number of the policy's turns so far.
-    `digest` names its answer, which a rebuilt environment has to repeat."""
+    `digest` names its answer, which a rebuilt one has to repeat. `tools`: as in a Step."""
 
     turn: fields.Position
     digest: fields.Digest
@@ -119,6 +119,7 @@ class EnvironmentStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     metrics: dict[fields.Label, float] = {}
     act: fields.Act = 0
     seconds: fields.Seconds = 0.0
+    tools: list[dict[str, Any]] = []
 
 
 class Streams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

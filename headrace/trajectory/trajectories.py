@@ -204,7 +204,7 @@ class Trajectory:
         self.coefficients += streams.coefficients
         self.marks += streams.marks
         if streams.step is not None:
-            self.steps.append(streams.step)
+            self.steps.append(replace(streams.step, tools=[]))  # Long, and in the journal.
             self.paused = False
 
     def spans_between(self, start: int, end: int) -> list[Span]:

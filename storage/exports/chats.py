@@ -6,6 +6,8 @@ dataset had, for a trainer that applies the same template to it.
 """
 
 import json
+from collections.abc import Mapping
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ import pyarrow.compute as pc
 from sqlalchemy import select
 
 from headrace.data.media import MediaStore
-from headrace.protocol.records.record_types import GroupIssued
+from headrace.protocol.records.record_types import ChunkArrived, GroupIssued
 from headrace.protocol.token_spans import MediaRun
 from headrace.run_files.run_folder import MEDIA
 from storage.database.reader import RunReader, read_config
@@ -23,6 +25,7 @@ from storage.database.tables import Group
 from storage.exports.columns import WORD, ColumnNames, field
 from storage.exports.pages import Page
 from storage.journal.segments import read_batches
+from storage.journal.store import decode
 from storage.text.detokenize import TextDecoder
 from storage.text.token_table import ROLES, SOURCES
 
@@ -55,7 +58,10 @@ class PromptChats:
     def __init__(self, reader: RunReader, columns: ColumnNames, *, for_verl: bool = False) -> None:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
         self._asked: dict[str, _PromptRecord] = {}
+        self._offered: dict[int, str] = {}
+        """Tools by trajectory, where they are its agent's."""
         self._store = MediaStore(reader.run_dir / MEDIA)
+        environment = read_config(reader.run_dir).get("environment") or {}
         for batch in read_batches(reader.journal):
             issues = batch.filter(pc.equal(batch.column("kind"), GroupIssued.__name__))
             for body in issues.column("body").to_pylist():
@@ -64,12 +70,17 @@ class PromptChats:
                 issue.media = issue.media if columns is None or "images" in columns else []
                 if issue.messages or not issue.prompt_ids:
                     self._asked.setdefault(issue.prompt_id, issue)
+            if environment:
+                for _, chunk in decode(batch.filter(pc.equal(batch.column("chunk_index"), 0))):
+                    assert isinstance(chunk, ChunkArrived)
+                    if chunk.streams and (step := chunk.streams.step) and step.tools:
+                        self._offered[chunk.trajectory_id] = intern(json.dumps(step.tools))
         images = any(issue.media for issue in self._asked.values())
         shown = [field("images", IMAGES, "the prompt's images: bytes of files, and their paths")]
-        told = [field("tools", WORD, "schemas of the environment's tools, as JSON")]
-        environment = read_config(reader.run_dir).get("environment") or {}
-        self._tools = environment.get("tools", [])
-        self.fields = (shown if images else []) + (told if self._tools and not for_verl else [])
+        tools = [field("tools", WORD, "schemas of the environment's tools, as JSON")]
+        self._tools = json.dumps(environment.get("tools", []))
+        offers = not for_verl and (self._offered or environment.get("tools"))
+        self.fields = (shown if images else []) + (tools if offers else [])
         self.most = IMAGE_ROWS if images else None
         self._image = "<image>" if images and for_verl else ""
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
@@ -77,11 +88,12 @@ class PromptChats:
         chats = {key for key, issue in self._asked.items() if issue.messages}
         self.complete = bool(environment) or (bool(known) and known <= chats)
 
-    def beside(self, prompt_id: str) -> dict[str, Any]:
-        """A prompt's values of `fields`. MediaError: an image is missing, or is damaged."""
-        store, found = self._store, self._asked.get(prompt_id, _PromptRecord()).media
+    def beside(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """An answer's values of `fields`. MediaError: an image is missing, or is damaged."""
+        store, found = self._store, self._asked.get(answer["prompt_id"], _PromptRecord()).media
         images = [{"bytes": store.read(m.digest), "path": str(store.path(m.digest))} for m in found]
-        return {"images": images, "tools": json.dumps(self._tools)}
+        tools = self._offered.get(answer["trajectory_id"], self._tools)
+        return {"images": images, "tools": tools}
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
         """A prompt as a chat: a plain one is what the user says, an agent's is not read."""

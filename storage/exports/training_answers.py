@@ -106,7 +106,7 @@ class SftRows(RowsOfTrajectories):
                 continue
             seen.add(key)
             prompt = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
-            scalars = {**scalars, **self._chats.beside(scalars["prompt_id"])}
+            scalars = {**scalars, **self._chats.beside(scalars)}
             if self._layout == "turns":
                 for turn, i in enumerate(own):
                     before = {"prompt": [*prompt, *chat[:i]], "completion": [chat[i]]}
@@ -207,7 +207,7 @@ class PreferenceRows:
             first = 0
         return {
             **scalars,
-            **self._chats.beside(scalars["prompt_id"]),
+            **self._chats.beside(scalars),
             "prompt": [*chat, *best.chat[:first]] if self._as_chat else scalars["prompt"],
             "chosen": best.chat[first:] if self._as_chat else best.text,
             "rejected": worst.chat[first:] if self._as_chat else worst.text,

@@ -17,7 +17,7 @@ from headrace.data.media import MediaStore
 from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Record, RewardArrived, TrajectoryEnded
-from headrace.protocol.token_spans import MediaRun, Piece, Streams
+from headrace.protocol.token_spans import EnvironmentStep, MediaRun, Piece, Streams
 from headrace.run_files.run_folder import MEDIA
 from learner.run import TORCHRUN
 from storage.database.reader import open_run
@@ -253,6 +253,22 @@ def test_a_template_makes_of_chat_and_tools_what_the_policy_read(tmp_path: Path)
     assert (native["messages"][:2], json.loads(native["tools"])) == (CHAT, tools)
     (plain,) = exported(run_dir, "sft", schema="verl")
     assert list(plain) == ["messages"], "verl takes no text for tools"
+
+
+def test_the_tools_of_an_agents_answer_are_those_that_it_offered(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "double"}}]
+    issued = msgspec.structs.replace(
+        group(20, at=50.0, size=2), prompt_id="row-20", prompt_ids=np.zeros(0, np.int32)
+    )
+    first = episode(200, 4, 5, 6, 7, 8, 9, reward=1.0, sources=OPENED)
+    step = EnvironmentStep(turn=0, digest="0" * 64, tools=tools)
+    asked = Streams(pieces=[Piece("environment", "user", 0, 0, 1)], step=step)
+    first[0] = msgspec.structs.replace(first[0], streams=asked)
+    other = episode(201, 4, 5, 9, 7, 8, 6, reward=1.0, sources=OPENED)
+    run_dir = run_of(tmp_path, [issued, *first], other, environment={"name": "guess"})
+    rows = exported(run_dir, "sft", schema="trl")
+    assert [json.loads(row["tools"]) for row in rows] == [tools, []]
+    assert "tools" not in exported(run_dir, "sft", schema="verl")[0]
 
 
 def test_prompts_without_a_score_have_no_source_and_no_mean(tmp_path: Path) -> None:

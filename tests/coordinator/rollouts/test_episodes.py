@@ -14,7 +14,7 @@ from coordinator.rollouts.episodes import branch_of
 from coordinator.run import build
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.environments import InsertedMessage, Step, StepAsk, StepReply
-from headrace.protocol.records.record_types import Incident, TrajectoryEnded
+from headrace.protocol.records.record_types import ChunkArrived, Incident, TrajectoryEnded
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.trajectory.trajectories import Trajectory
 from tests.byte_tokenizer import train_tokenizer
@@ -498,6 +498,20 @@ def test_a_branch_is_a_trajectory_that_the_same_agent_plays_and_that_is_paid_the
         assert stage.states(branch) == [("ready", True)]
 
     play(tmp_path / "run", story, workers=WORKERS)
+
+
+def test_tools_that_an_agent_offers_are_in_the_journal_alone(tmp_path: Path) -> None:
+    """They may be long, and a snapshot has every step of the episodes in play."""
+    tools = [{"type": "function", "function": {"name": "double"}}]
+
+    async def story(stage: EpisodeStage) -> None:
+        await stage.answer(Step(tools=tools))
+        await stage.hub.recorder.flush()
+        said = [r.streams for r in stage.store.replay() if isinstance(r, ChunkArrived)]
+        assert [streams.step.tools for streams in said if streams and streams.step] == [tools]
+        assert [step.tools for step in stage.first().steps] == [[]]
+
+    play(tmp_path / "run-1", story)
 
 
 def test_an_episode_that_is_given_up_ends_at_its_worker_too(tmp_path: Path) -> None:
