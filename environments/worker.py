@@ -283,11 +283,12 @@ class EnvironmentPool:
 
     def _episode(self, ask: StepAsk) -> EpisodeHistory:
         episode = self._episodes.get(ask.trajectory_id)
-        if episode is None or len(ask.known) == ask.turn:
+        if episode is None:
             held = Counter(other.index for other in self._episodes.values())
             fewest = min(range(len(self._children)), key=held.__getitem__)
-            episode = EpisodeHistory(fewest, list(ask.turns), list(ask.known))
-            self._episodes[ask.trajectory_id] = episode
+            episode = self._episodes[ask.trajectory_id] = EpisodeHistory(fewest)
+        if len(ask.known) == ask.turn:
+            episode.turns, episode.known, episode.built = list(ask.turns), list(ask.known), None
         else:
             episode.turns.append(ask.turns[-1])
         return episode

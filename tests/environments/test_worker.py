@@ -198,6 +198,19 @@ def test_another_worker_builds_an_episode_from_its_turns() -> None:
     play("Echo", story)
 
 
+def test_an_episode_stays_with_its_child_when_all_of_it_is_said_again() -> None:
+    """As a coordinator that came back does; elsewhere it would have to be built again."""
+
+    async def story(player: Player) -> None:
+        for key in (1, 2, 3):
+            await player.begin(key)
+        player.pool.end([2])
+        assert texts(await player.say(1, "a", fresh=True)) == ["1:a"]
+        assert texts(await player.say(1, "b")) == ["2:b"]
+
+    play("Mortal", story, children=2)
+
+
 def test_turns_that_are_played_again_take_no_time_of_the_episode() -> None:
     """Its limit is on its own steps, and whoever made it begin again is another one."""
 
