@@ -315,7 +315,7 @@ class AgentPool(EnvironmentPool):
                 error, acts = str(gone), session.last is None or session.last.done()
                 deaths += asked and acts and child not in self._slow
                 self._begin_again(session)
-                await self._replace(child)
+                await self._renew(child)
                 continue
             child.say(Ended([session.attempt]))
             self._conclude(session, reply)
@@ -358,15 +358,10 @@ class AgentPool(EnvironmentPool):
             await asyncio.wait([playing], timeout=self._config.timeout_s)
             if not playing.done() and not child.is_gone:
                 self._slow.add(child)
-                await self._replace(child)
+                await self._renew(child)
 
         self._watching.add(task := asyncio.create_task(watch()))
         task.add_done_callback(self._watching.discard)
-
-    async def _replace(self, child: EnvironmentChild) -> None:
-        """Replace this child by another one, if it is still there."""
-        if child in self._children:
-            await self._renew(self._children.index(child), child)
 
     def _signed(self, name: str) -> str:
         seal = hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()

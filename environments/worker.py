@@ -253,7 +253,7 @@ class EnvironmentPool:
                     reply = await self._in_time(child, whole, episode)
                 break
             except TimeoutError:
-                await self._renew(episode.index, child)
+                await self._renew(child)
                 if tries or not child.ready.result().replayable:
                     return self._failed(ask, "timeout", began, "no answer before the deadline")
                 tries = 1  # Another's step or close may have stopped the child: once more, alone.
@@ -261,7 +261,7 @@ class EnvironmentPool:
                 error = str(gone)
                 # A child that was gone before, or was killed, ended by another request.
                 tries += asked and not child.was_killed
-                await self._renew(episode.index, child)
+                await self._renew(child)
         else:
             return self._failed(ask, "crashed", began, error)
         episode.built = child
@@ -303,12 +303,13 @@ class EnvironmentPool:
             error=error,
         )
 
-    async def _renew(self, index: int, child: EnvironmentChild) -> None:
+    async def _renew(self, child: EnvironmentChild) -> None:
         """Replace this child by another one, unless that has been done."""
         async with self._renewing:
-            if self._children[index] is child:
+            if child in self._children:
+                place = self._children.index(child)
                 await child.kill()
-                self._children[index] = await EnvironmentChild.start(self._config, self._reaper)
+                self._children[place] = await EnvironmentChild.start(self._config, self._reaper)
 
 
 async def serve(dealer: Dealer, pool: EnvironmentPool, messages: AsyncIterator[Message]) -> None:
