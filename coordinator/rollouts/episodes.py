@@ -79,8 +79,7 @@ class EpisodeManager:
         match record:
             case r.GroupIssued(trajectory_ids=keys, group_id=group_id):
                 self._queue.extend(keys)
-                if (first := branch_of(self._hub.account.groups[group_id])) >= 0:
-                    self._branches.setdefault(first, []).extend(keys)
+                self._count(self._hub.account.groups[group_id])
             case r.ChunkArrived(trajectory_id=key, finish="stop"):
                 self._queue.append(key)
             case r.TrajectoryEnded(trajectory_id=key):
@@ -97,9 +96,7 @@ class EpisodeManager:
     def restore(self) -> None:
         """After a restart, repeat unanswered requests, and end episodes that are over."""
         for group in self._hub.account.groups.values():
-            if (first := branch_of(group)) >= 0:
-                self._branches.setdefault(first, []).extend(group.trajectory_ids)
-                self._count(group.trajectory_ids)
+            self._count(group)
         for trajectory in list(self._hub.account.trajectories.values()):
             if trajectory.paused and not trajectory.ended:
                 self._queue.append(trajectory.trajectory_id)
@@ -227,13 +224,13 @@ class EpisodeManager:
             domain_position=state.mixture.positions.get(group.domain, 1) - 1,
         )  # fmt: skip
         self._hub.record_event(record)
-        self._count([key])
 
-    def _count(self, keys: list[int]) -> None:
-        """Count branches as in play at once, because their origin waits for them."""
-        known = self._hub.account.trajectories
-        own = [known[i] for i in keys if known[i].purpose == "train" and not known[i].ended]
-        self._hub.scheduler.issued(own)
+    def _count(self, group: r.GroupIssued) -> None:
+        """Count a branch as in play at once, because its origin waits for it."""
+        if (first := branch_of(group)) >= 0:
+            self._branches.setdefault(first, []).extend(group.trajectory_ids)
+            own = self._hub.account.members(group.group_id)
+            self._hub.scheduler.issued(t for t in own if t.purpose == "train" and not t.ended)
 
     def _take(self, name: str, trajectory: Trajectory, reply: StepReply) -> None:
         step, problem = reply.step, None
