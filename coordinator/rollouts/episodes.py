@@ -325,11 +325,15 @@ class EpisodeManager:
     # -- the end of an episode --------------------------------------------------------------------
 
     def _end_if_over(self, trajectory: Trajectory) -> None:
-        """End an episode where its environment does, or a limit."""
+        """End an episode where its environment does, or a limit: before a first turn it failed."""
         if trajectory.steps[-1].done:
             self._end(trajectory, "finished")
         elif (limit := limit_of_episode(trajectory, self._hub.config)) is not None:
-            self._end(trajectory, "truncated", limit)
+            if trajectory.sampled:
+                self._end(trajectory, "truncated", limit)
+            else:
+                self._failures += 1
+                self._fail(trajectory, f"{limit}: it leaves no room for a turn")
 
     def end(self, trajectories: list[Trajectory]) -> None:
         """Note trajectories that a limit of tokens or a failure ended.

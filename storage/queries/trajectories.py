@@ -283,6 +283,6 @@ def episode_ends(run_dir: Path) -> dict[str, int]:
     )
     for status, error, number in reader.rows(query):
         reason = (error or "").partition(":")[0]
-        named = status == "truncated" or reason.startswith("environment_")
+        named = status == "truncated" or reason.startswith("environment")
         counts[reason if reason and named else status] += number
     return dict(counts.most_common())

@@ -21,6 +21,7 @@ ENDS: tuple[tuple[Any, str | None, str], ...] = (
     ("truncated", "task.max_response_length", "task.max_response_length"),
     ("failed", "environment_timeout: no answer before the deadline", "environment_timeout"),
     ("failed", "environment_timeout: 3 s", "environment_timeout"),
+    ("failed", "environment.max_inserted: it leaves no room", "environment.max_inserted"),
     ("failed", "the engine said no", "failed"),
     ("aborted", None, "aborted"),
 )

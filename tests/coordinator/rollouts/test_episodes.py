@@ -355,6 +355,22 @@ def test_an_environment_that_fails_every_episode_ends_the_run(tmp_path: Path) ->
     play(tmp_path / "run-1", story, reward={"max_consecutive_failures": 2})
 
 
+def test_episodes_without_room_for_a_turn_end_the_run(tmp_path: Path) -> None:
+    """An agent's first request does not fit: nothing would ever be sampled, or trained."""
+
+    async def story(stage: EpisodeStage) -> None:
+        first, opening = stage.first(), Step(messages=[InsertedMessage("user", "12345")])
+        for _ in range(2):
+            assert stage.hub.failed is None
+            await stage.answer(opening)
+        assert (first.status, first.reward) == ("failed", None)
+        told = "environment.max_inserted: it leaves no room for a turn"
+        assert stage.hub.failed == f"2 episodes in a row failed; the last: {told}"
+
+    agent = {"name": "agent:any.py:play", "max_inserted": 3}
+    play(tmp_path / "run-1", story, reward={"max_consecutive_failures": 2}, **agent)
+
+
 @pytest.mark.parametrize("later", ["lost", "diverged", "crashed"])
 def test_the_episodes_of_a_process_that_died_are_one_failure(tmp_path: Path, later: str) -> None:
     """It had hundreds of them, and they fail in a row; one that began after that counts again."""
