@@ -112,19 +112,25 @@ class EpisodeManager:
     async def dispatch(self) -> None:
         """Send the queue to workers, each episode to the one that has it, if it has room."""
         out: dict[str, list[StepAsk]] = {}
+        known, early = self._hub.account.trajectories, list[int]()
         while self._queue and (free := self._with_room()):
             key = self._queue.popleft()
-            trajectory = self._hub.account.trajectories.get(key)
+            trajectory = known.get(key)
             if trajectory is None or trajectory.ended or not trajectory.paused:
                 continue
             name = next((n for n in free if key in self._workers[n].knows), free[0])
             name = self._home(trajectory) or name
             worker = self._workers[name]
+            origin = known.get(first := branch_of(self._hub.account.groups[trajectory.group_id]))
+            if origin and not (origin.ended or origin.paused or first in worker.knows):
+                early.append(key)  # Its origin's agent answers, which plays when that is asked.
+                continue
             if key not in worker.knows:
                 self._forget(key)
             out.setdefault(name, []).append(self._ask(trajectory, fresh=key not in worker.knows))
             worker.asked[key] = len(trajectory.steps)
             worker.knows.add(key)
+        self._queue.extend(early)
         for name, worker in self._workers.items():
             asks, ended = out.get(name, []), worker.ended
             if asks or len(ended) >= MOST_OUT:
@@ -228,9 +234,9 @@ class EpisodeManager:
     def _count(self, group: r.GroupIssued) -> None:
         """Count a branch as in play at once, because its origin waits for it."""
         if (first := branch_of(group)) >= 0:
-            self._branches.setdefault(first, []).extend(group.trajectory_ids)
-            own = self._hub.account.members(group.group_id)
-            self._hub.scheduler.issued(t for t in own if t.purpose == "train" and not t.ended)
+            own = [t for t in self._hub.account.members(group.group_id) if not t.ended]
+            self._branches.setdefault(first, []).extend(t.trajectory_id for t in own)
+            self._hub.scheduler.issued(t for t in own if t.purpose == "train")
 
     def _take(self, name: str, trajectory: Trajectory, reply: StepReply) -> None:
         step, problem = reply.step, None

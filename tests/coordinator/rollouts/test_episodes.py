@@ -516,6 +516,34 @@ def test_a_branch_is_a_trajectory_that_the_same_agent_plays_and_that_is_paid_the
     play(tmp_path / "run", story, workers=WORKERS)
 
 
+def test_a_branch_waits_for_its_origin_at_another_worker(tmp_path: Path) -> None:
+    """Its agent plays again when the origin is asked; until then it would be given up as lost."""
+
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        keys = {n: [ask.trajectory_id for ask in stage.sent[n]] for n in WORKERS}
+        name, other = sorted(WORKERS, key=lambda n: first.trajectory_id not in keys[n])
+
+        async def answer_first(**more: Any) -> None:
+            stage.sent[name].sort(key=lambda ask: ask.trajectory_id != first.trajectory_id)
+            await stage.answer(MORE, name=name, **more)
+
+        await answer_first()
+        await stage.turn(first, 2)
+        await answer_first(status="branched")
+        branch = max(stage.hub.account.trajectories)
+        await answer_first()
+        assert not first.paused
+        await stage.say(name, m.Goodbye())
+        assert branch not in [ask.trajectory_id for ask in stage.sent[other]]
+        await stage.turn(first, 2)
+        asks = {ask.trajectory_id: ask for ask in stage.sent[other]}
+        assert asks[first.trajectory_id].branches == [branch]
+        assert asks[branch].branch_of == first.trajectory_id
+
+    play(tmp_path / "run-1", story, workers=WORKERS)
+
+
 def test_tools_that_an_agent_offers_are_in_the_journal_alone(tmp_path: Path) -> None:
     """They may be long, and a snapshot has every step of the episodes in play."""
     tools = [{"type": "function", "function": {"name": "double"}}]
