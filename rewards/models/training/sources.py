@@ -4,7 +4,6 @@ In: the data section, the objective, the folder of runs. Out: examples to learn 
 ones. Promise: every mistake in them is a UserError of one line before any model is loaded.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from rewards.models.training import data_files, synthetic_errors
 from rewards.models.training.data_files import GroupAnswer, pairs_of
 from rewards.models.training.examples import (
     Demonstration,
-    E,
     Examples,
     LabelledAnswer,
     PreferencePair,
@@ -37,74 +35,84 @@ PER_GROUP = 4
 
 def read_examples(config: RewardModelConfig) -> Examples[Any]:
     """All examples of a recipe, split; UserError where they cannot be had."""
-    if isinstance(config.objective, SftConfig):
-        return _demonstrations(config)
-    if isinstance(config.objective, LinesConfig):
-        return _labelled(config, config.objective.separator)
-    return _pairs(config)
+    data, (found, ties) = config.data, _read(config)
+    if not isinstance(data, FileDataConfig) or data.eval_path is None:
+        return split(found, fraction=data.eval_fraction, ties=ties)
+    apart = data.model_copy(update={"path": data.eval_path, "limit": None})
+    others, _ = _read(config.model_copy(update={"data": apart}))
+    learned = {question_of(one.prompt) for one in found}
+    held_out = [one for one in others if question_of(one.prompt) not in learned]
+    if not held_out:
+        raise UserError("data.eval_path has no prompt that data.path has not: nothing is held out")
+    return Examples(found, held_out, ties)
 
 
-def _demonstrations(config: RewardModelConfig) -> Examples[Demonstration]:
+def _read(config: RewardModelConfig) -> tuple[list[Any], int]:
+    """Return the examples of a recipe's data, and the number of ties that were left out."""
+    match config.objective:
+        case SftConfig():
+            return _demonstrations(config), 0
+        case LinesConfig(separator=separator):
+            return _labelled(config, separator), 0
+    found = _pairs(config)
+    different = [pair for pair in found if pair.chosen != pair.rejected]
+    if not different:
+        data = config.data
+        name = data.path if isinstance(data, FileDataConfig) else f"data.kind = {data.kind!r}"
+        raise UserError(f"{name} has no two different answers to one prompt")
+    return different, len(found) - len(different)
+
+
+def _demonstrations(config: RewardModelConfig) -> list[Demonstration]:
     data = config.data
     match data:
         case FileDataConfig():
-            found = _demonstrations_in(data.path, data.limit)
-            if data.eval_path is not None:
-                return _apart(found, _demonstrations_in(data.eval_path, None), 0)
+            rows = _rows_in(data.path, data.limit)
+            return [data_files.read_demonstration(w, record, f) for f, w, record in rows]
         case TaskDataConfig():
-            found = synthetic_errors.demonstrations(data, seed=config.seed)
+            return synthetic_errors.demonstrations(data, seed=config.seed)
         case _:
             raise UserError(
                 f"objective.kind = 'sft' reads a file or a task, not data.kind = {data.kind!r}; "
                 "`headrace export RUN sft` writes a run's right answers into a file"
             )
-    return split(found, fraction=data.eval_fraction)
 
 
-def _demonstrations_in(path: str, limit: int | None) -> list[Demonstration]:
-    return [data_files.read_demonstration(w, record, f) for f, w, record in _rows_in(path, limit)]
-
-
-def _pairs(config: RewardModelConfig) -> Examples[PreferencePair]:
-    data, held_out = config.data, None
-    match data:
-        case FileDataConfig():
-            found = _pairs_in(data.path, data.limit)
-            held_out = None if data.eval_path is None else _pairs_in(data.eval_path, None)
-        case RunDataConfig():
-            found = _pairs_of_run(data, Path(config.root))
-        case TaskDataConfig():
-            found = synthetic_errors.pairs(data, seed=config.seed)
-    different = [pair for pair in found if pair.chosen != pair.rejected]
-    ties = len(found) - len(different)
-    if not different:
-        name = data.path if isinstance(data, FileDataConfig) else f"data.kind = {data.kind!r}"
-        raise UserError(f"{name} has no two different answers to one prompt")
-    if held_out is not None:
-        return _apart(different, [p for p in held_out if p.chosen != p.rejected], ties)
-    return split(different, fraction=data.eval_fraction, ties=ties)
-
-
-def _labelled(config: RewardModelConfig, separator: str) -> Examples[LabelledAnswer]:
+def _pairs(config: RewardModelConfig) -> list[PreferencePair]:
     data = config.data
     match data:
         case FileDataConfig():
-            found = _labelled_in(data.path, data.limit, separator)
-            if data.eval_path is not None:
-                return _apart(found, _labelled_in(data.eval_path, None, separator), 0)
+            return _pairs_in(data.path, data.limit)
         case RunDataConfig():
-            raise UserError(
-                "objective.kind = 'lines' needs labelled lines, which a run has not: use "
-                "data.kind = 'file' or 'task'"
-            )
+            return _pairs_of_run(data, Path(config.root))
+        case TaskDataConfig():
+            return synthetic_errors.pairs(data, seed=config.seed)
+        case _:
+            raise UserError(f"data.kind = {data.kind!r} goes with objective.kind = 'ranker'")
+
+
+def _labelled(config: RewardModelConfig, separator: str) -> list[LabelledAnswer]:
+    data = config.data
+    match data:
+        case FileDataConfig():
+            rows = _rows_in(data.path, data.limit)
+            found = [data_files.read_labelled(w, record, separator) for _, w, record in rows]
+            labelled = [one for one in found if any(label is not None for label in one.labels)]
+            if not labelled:
+                raise UserError(f"{data.path} has no labels: all of them are null")
+            return labelled
         case TaskDataConfig():
             if data.task != "shapes" and separator != synthetic_errors.SEPARATOR:
                 raise UserError(
                     f"objective.separator = {separator!r}: the lines of {data.task} end in "
                     f"{synthetic_errors.SEPARATOR!r}"
                 )
-            found = synthetic_errors.labelled(data, seed=config.seed)
-    return split(found, fraction=data.eval_fraction)
+            return synthetic_errors.labelled(data, seed=config.seed)
+        case _:
+            raise UserError(
+                "objective.kind = 'lines' needs labelled lines, which a run has not: use "
+                "data.kind = 'file' or 'task'"
+            )
 
 
 def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
@@ -125,15 +133,6 @@ def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     return pairs
 
 
-def _labelled_in(path: str, limit: int | None, separator: str) -> list[LabelledAnswer]:
-    rows = _rows_in(path, limit)
-    found = [data_files.read_labelled(where, record, separator) for _, where, record in rows]
-    labelled = [one for one in found if any(label is not None for label in one.labels)]
-    if not labelled:
-        raise UserError(f"{path} has no labels: all of them are null")
-    return labelled
-
-
 def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
     from storage.queries import group_answers
 
@@ -148,15 +147,6 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
             "schedule.num_generations must be over 1, and the rewards must say what is correct"
         )
     return pairs
-
-
-def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
-    """Return both sides, the second without the first's prompts; UserError if it is empty."""
-    learned = {question_of(one.prompt) for one in training}
-    kept = [one for one in held_out if question_of(one.prompt) not in learned]
-    if not kept:
-        raise UserError("data.eval_path has no prompt that data.path has not: nothing is held out")
-    return Examples(training, kept, ties)
 
 
 def _rows_in(path: str, limit: int | None) -> list[tuple[str, str, Record]]:

@@ -13,6 +13,8 @@ from headrace.config.sections.reward_model import (
     LinesConfig,
     RewardModelConfig,
     RunDataConfig,
+    SearchWorldConfig,
+    SftConfig,
     TaskDataConfig,
 )
 from headrace.errors import UserError
@@ -93,6 +95,12 @@ def test_lines_of_a_task_end_in_its_own_separator() -> None:
     data = TaskDataConfig(kind="task", examples=40)
     with pytest.raises(UserError, match=r"objective\.separator = '\\n'"):
         read_examples(recipe(data, LINES))
+
+
+@pytest.mark.parametrize("objective", [SCORES, LINES, SftConfig(kind="sft")])
+def test_sessions_are_for_rankers(objective: Any) -> None:
+    with pytest.raises(UserError, match=r"data\.kind = '"):
+        read_examples(recipe(SearchWorldConfig(kind="search_world"), objective))
 
 
 def test_a_file_without_labels(tmp_path: Path) -> None:
