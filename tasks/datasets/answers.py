@@ -20,7 +20,7 @@ from tasks.datasets.dataset_files import (
     look_up,
     named_keys,
 )
-from tasks.datasets.records import Record, find_files, read_records
+from tasks.datasets.records import Record, find_files, lacking, read_records
 from tasks.rows import Message, prompt_text
 
 COMPLETION_KEYS = ("completion", "response", "output")
@@ -70,10 +70,7 @@ def _answered(
     record = _unfolded(record)
     key = next((name for name in COMPLETION_KEYS if record.get(name) is not None), None)
     if key is None:
-        raise UserError(
-            f"{where}: no completion (looked for {', '.join(COMPLETION_KEYS)}; the row has "
-            f"{', '.join(sorted(record)) or 'nothing'})"
-        )
+        raise lacking(record, "completion", where, COMPLETION_KEYS)
     if (text := text_of(record[key])) is None:
         raise UserError(f"{where}: the completion is neither text nor a list of messages")
     prompt_key = next((k for k in prompt_keys if look_up(record, k) is not None), None)

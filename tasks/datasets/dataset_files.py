@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from tasks.datasets.conversations import read_prompt, wrap_last_user
-from tasks.datasets.records import Record, find_files, read_records
+from tasks.datasets.records import Record, find_files, lacking, read_records
 from tasks.rows import Message, TaskRow, images_in, prompt_text
 
 PROMPT_KEYS = (
@@ -153,10 +153,7 @@ def _first(record: Record, keys: tuple[str, ...], what: str, where: str) -> tupl
         value = look_up(record, key)
         if value is not None and value not in ("", []):
             return key, value
-    raise UserError(
-        f"{where}: no {what} (looked for {', '.join(keys)}; the row has "
-        f"{', '.join(sorted(record)) or 'nothing'}): fill it in or set task.{what}_key"
-    )
+    raise UserError(f"{lacking(record, what, where, keys)}: fill it in or set task.{what}_key")
 
 
 def check_template(template: str | None) -> None:

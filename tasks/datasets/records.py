@@ -10,7 +10,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -122,3 +122,10 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, Record]]:
             yield from enumerate(records, start=1)
     except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
         raise UserError(f"{file}: not a Parquet file that can be read ({error})") from error
+
+
+def lacking(record: Record, what: str, where: str, names: Sequence[str] = ()) -> UserError:
+    """Return the error of a row without `what`, which was looked for under `names`."""
+    sought = f"looked for {', '.join(names)}; " if names else ""
+    has = ", ".join(sorted(record)) or "nothing"
+    return UserError(f"{where}: no {what} ({sought}the row has {has})")

@@ -21,7 +21,7 @@ from tasks.datasets.answers import COMPLETION_KEYS as RESPONSES
 from tasks.datasets.answers import text_of
 from tasks.datasets.conversations import read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
-from tasks.datasets.records import Record, find_files, read_records
+from tasks.datasets.records import Record, find_files, lacking, read_records
 from tasks.rows import prompt_text
 
 LINES = ("lines", "steps", "completions")
@@ -74,10 +74,7 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     if key is not None and not _has_turns(answer := _answer(record, key, where), chat):
         return Demonstration(_given_prompt(record, where), answer, where, folder, tools)
     if len(chat) < 2:
-        raise UserError(
-            f"{where}: no answer (looked for {', '.join((*RESPONSES, *CHATS))}; the row has "
-            f"{', '.join(sorted(record)) or 'nothing'})"
-        )
+        raise lacking(record, "answer", where, (*RESPONSES, *CHATS))
     said = read_prompt(chat, images_of(record), where)
     assert isinstance(said, list), "messages stay messages"
     if said[-1]["role"] != "assistant" or not isinstance(said[-1]["content"], str):
@@ -106,10 +103,7 @@ def read_answer(where: str, record: Record) -> GroupAnswer:
     """Read a row of exported trajectories: `prompt, response, correct[, group_id]`."""
     text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
     if text is None:
-        raise UserError(
-            f"{where}: neither chosen and rejected nor a response (the row has "
-            f"{', '.join(sorted(record)) or 'nothing'})"
-        )
+        raise lacking(record, "chosen and rejected, and no response", where)
     correct = record.get("correct")
     if correct is not None and not isinstance(correct, bool):
         raise UserError(f"{where}: correct is {str(correct)[:40]!r}, and should be true or false")
@@ -127,10 +121,7 @@ def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
     elif text is not None:
         lines = split_lines(text, separator)
     else:
-        raise UserError(
-            f"{where}: no lines (looked for {', '.join((*LINES, *RESPONSES))}; the row has "
-            f"{', '.join(sorted(record)) or 'nothing'})"
-        )
+        raise lacking(record, "lines", where, (*LINES, *RESPONSES))
     labels = record.get("labels")
     if not isinstance(labels, list):
         raise UserError(f"{where}: no labels; a list of 1, 0, -1 or null, one a line")
@@ -158,9 +149,7 @@ def _answer(record: Record, name: str, where: str) -> str:
     """An answer: a text, or the last message of a chat."""
     value: Any = record.get(name)
     if value is None:
-        raise UserError(
-            f"{where}: no {name!r} (the row has {', '.join(sorted(record)) or 'nothing'})"
-        )
+        raise lacking(record, repr(name), where)
     if text := text_of(value):
         return text
     raise UserError(f"{where}: {name} is neither a text nor a chat that ends with one")
