@@ -69,17 +69,19 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     key = next((key for key in RESPONSES if record.get(key)), None)
     chat: list[Any] = next((x for name in CHATS if isinstance(x := record.get(name), list)), [])
     given, asked, tools = record.get(key or ""), record.get("prompt"), _tools(record, where)
+    task = str(record.get("prompt_id") or "")
     if isinstance(given, list) and len(given) > 1 and isinstance(asked, list):
         key, chat = None, [*asked, *given]  # earlier turns are what the last one answers
     if key is not None and not _has_turns(answer := _answer(record, key, where), chat):
-        return Demonstration(_given_prompt(record, where), answer, where, folder, tools)
+        prompt, task = _given_prompt(record, where), task if "turn" in record else ""
+        return Demonstration(prompt, answer, where, folder, tools, task)
     if len(chat) < 2:
         raise lacking(record, "answer", where, (*RESPONSES, *CHATS))
     said = read_prompt(chat, images_of(record), where)
     assert isinstance(said, list), "messages stay messages"
     if said[-1]["role"] != "assistant" or not isinstance(said[-1]["content"], str):
         raise UserError(f"{where}: the last message is not a text of the assistant")
-    return Demonstration(said[:-1], said[-1]["content"], where, folder, tools)
+    return Demonstration(said[:-1], said[-1]["content"], where, folder, tools, task)
 
 
 def _has_turns(answer: str, chat: list[Any]) -> bool:

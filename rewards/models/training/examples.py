@@ -20,13 +20,16 @@ _PARTS = 10_000
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An answer to learn. `where`, `folder`: as of a `PreferencePair`; `tools`: their schemas."""
+    """An answer to learn. `where`, `folder`: as of a `PreferencePair`; `tools`: their schemas.
+
+    `task`: the id of the prompt that the episode of a turn began with."""
 
     prompt: Prompt
     answer: str
     where: str = ""
     folder: str = ""
     tools: Tools = ()
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,18 @@ class Examples(Generic[E]):
         return Examples(list(training), list(held_out), self.ties)
 
 
+def asked(one: Demonstration | PreferencePair | LabelledAnswer) -> Prompt:
+    """Return what decides the side of an example: its prompt, of a turn the episode's task."""
+    task = one.task if isinstance(one, Demonstration) else ""
+    return task or one.prompt
+
+
 def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[E]:
     """Hold out this share of prompts, by their hash; UserError for an empty side."""
     bound = round(fraction * _PARTS)
-    held = [one for one in examples if prompt_hash(one.prompt) % _PARTS < bound]
-    asked = {question_of(one.prompt) for one in held}
-    kept = [one for one in examples if question_of(one.prompt) not in asked]
+    held = [one for one in examples if prompt_hash(asked(one)) % _PARTS < bound]
+    questions = {question_of(asked(one)) for one in held}
+    kept = [one for one in examples if question_of(asked(one)) not in questions]
     if not held or not kept:
         raise UserError(
             f"data.eval_fraction = {fraction:g} holds out {len(held)} of {len(examples)} examples; "

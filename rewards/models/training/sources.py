@@ -24,6 +24,7 @@ from rewards.models.training.examples import (
     Examples,
     LabelledAnswer,
     PreferencePair,
+    asked,
     split,
 )
 from tasks.datasets.records import Record
@@ -40,8 +41,8 @@ def read_examples(config: RewardModelConfig) -> Examples[Any]:
         return split(found, fraction=data.eval_fraction, ties=ties)
     apart = data.model_copy(update={"path": data.eval_path, "limit": None})
     others, _ = _read(config.model_copy(update={"data": apart}))
-    learned = {question_of(one.prompt) for one in found}
-    held_out = [one for one in others if question_of(one.prompt) not in learned]
+    learned = {question_of(asked(one)) for one in found}
+    held_out = [one for one in others if question_of(asked(one)) not in learned]
     if not held_out:
         raise UserError("data.eval_path has no prompt that data.path has not: nothing is held out")
     return Examples(found, held_out, ties)

@@ -90,6 +90,22 @@ def test_a_row_that_is_none(row: dict[str, Any], message: str) -> None:
         read_demonstration("answers.jsonl, row 3", row)
 
 
+def test_turns_of_an_episode_are_on_one_side() -> None:
+    """As rows of their own, and as one row for the last of them."""
+    found: list[Demonstration] = []
+    for number in range(40):
+        chat = [{"role": "user", "content": f"What is {number} + 5?"}, *TURNS[1:]]
+        rows: list[dict[str, Any]] = [
+            {"turn": 0, "prompt": chat[:1], "completion": chat[1:2]},
+            {"turn": 1, "prompt": chat[:3], "completion": chat[3:]},
+            {"prompt": "What is", "response": "add 7 5 12 #12", "messages": chat},
+        ]
+        found += [read_demonstration("", {**row, "prompt_id": f"row-{number}"}) for row in rows]
+    sides = split(found, fraction=0.3)
+    assert len(sides.training) + len(sides.held_out) == 120
+    assert not {one.task for one in sides.training} & {one.task for one in sides.held_out}
+
+
 def loss_alone(config: RewardModelConfig) -> float:
     """Of the held-out examples by transformers, one at a time."""
     assert isinstance(config.data, TaskDataConfig)
