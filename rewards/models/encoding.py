@@ -102,14 +102,16 @@ def check_text(prompt: Prompt) -> None:
 
 def encode(
     tokenizer: Any, prompt: Prompt, response: str, mode: ChatMode, *, ended: bool = True,
-    images: PromptImages | None = None, tools: Tools = (),
+    images: PromptImages | None = None, tools: Tools = (), turn_end: int | None = None,
 ) -> EncodedResponse:  # fmt: skip
-    """Encode a prompt and a response; `ended`: with the end token.
+    """Encode a prompt and a response; `ended`: with the end token, of a chat `turn_end` if given.
 
     `images`: None for a model of text, which has a UserError for a prompt with images."""
     ids = list(tokenizer(response, add_special_tokens=False)["input_ids"])
-    if ended and tokenizer.eos_token_id is not None:
-        ids.append(int(tokenizer.eos_token_id))
+    is_chat = mode == "always" or not isinstance(prompt, str)
+    end = turn_end if is_chat and turn_end is not None else tokenizer.eos_token_id
+    if ended and end is not None:
+        ids.append(int(end))
     opening = prompt_ids(tokenizer, prompt, mode, images=images is not None, tools=tools)
     if images is None:
         return EncodedResponse(opening, ids)

@@ -5,6 +5,7 @@ knows nothing of optimizers, files or folders. Held-out pairs are always shown i
 """
 
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from generators.engines.model_files import end_token_ids, read_config
+from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.reward_model import (
     BradleyTerryConfig,
     LinesConfig,
@@ -19,6 +22,7 @@ from headrace.config.sections.reward_model import (
     RewardModelConfig,
     SftConfig,
 )
+from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from learner.models.forward import TokenScores
 from rewards.models.card import ChatMode
@@ -60,7 +64,10 @@ def build_objective(
     mode = config.model.chat_template
     match config.objective:
         case SftConfig():
-            return SftObjective(tokenizer, mode, images)
+            # Random weights are saved with the end tokens of their shape alone.
+            chats = tokenizer.chat_template and not config.training.from_scratch
+            end = end_of_turn(tokenizer, config.model) if chats else None
+            return SftObjective(tokenizer, mode, images, end)
         case BradleyTerryConfig():
             return BradleyTerryObjective(tokenizer, mode, images)
         case PairwiseConfig() as told:
@@ -71,20 +78,32 @@ def build_objective(
             raise UserError(f"objective.kind = {other.kind!r} is not made of packed examples")
 
 
+def end_of_turn(tokenizer: Any, model: ModelConfig) -> int | None:
+    """Return the token that the chat template writes behind an answer, where generators stop at it;
+    else None."""
+    mark = "c8b07e"
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+    behind = chat_text(tokenizer, said, begins_answer=False).rpartition(mark)[2]
+    shape = read_config(model.path, trust_remote_code=model.trust_remote_code)
+    ends = end_token_ids(model.path, shape)
+    first = tokenizer(behind, add_special_tokens=False)["input_ids"][:1]
+    return next((token for token in first if token in ends), None)
+
+
 class SftObjective:
     """The tokens of each answer."""
 
     is_scalar = False
 
-    def __init__(self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None) -> None:
-        self._tokenizer, self._mode, self._images = tokenizer, mode, images
+    def __init__(
+        self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None,
+        turn_end: int | None = None,
+    ) -> None:  # fmt: skip
+        self._encode = partial(encode, tokenizer, mode=mode, images=images, turn_end=turn_end)
 
     def unit(self, example: Demonstration, *, training: bool) -> LossUnit:
         """The answer with its end token, behind its prompt."""
-        found = encode(
-            self._tokenizer, example.prompt, example.answer, self._mode, images=self._images,
-            tools=example.tools,
-        )  # fmt: skip
+        found = self._encode(example.prompt, example.answer, tools=example.tools)
         places = list(range(len(found.prompt) - 1, len(found.ids) - 1))
         row = UnitRow(found.ids, places, found.response, found.media)
         return LossUnit((row,), (), float(len(places)))

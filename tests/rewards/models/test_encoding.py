@@ -1,13 +1,17 @@
 """Token ids, line ends, and the words of a pairwise model in their place."""
 
-import pytest
-from transformers import PreTrainedTokenizerFast
+from pathlib import Path
 
+import pytest
+from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+
+from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.reward_model import PairwiseConfig
 from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from rewards.models.card import fingerprint
 from rewards.models.encoding import (
+    Prompt,
     encode,
     line_ends,
     plain_text,
@@ -17,7 +21,7 @@ from rewards.models.encoding import (
 )
 from rewards.models.pairwise_prompt import fill_template, yes_no_tokens
 from rewards.models.training.examples import Demonstration
-from rewards.models.training.objectives import SftObjective
+from rewards.models.training.objectives import SftObjective, end_of_turn
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer
 from tests.byte_tokenizer import train_tokenizer
@@ -140,3 +144,23 @@ def test_tools_are_shown_as_a_run_shows_them(
     before = pieces(shown, add_special_tokens=False)["input_ids"]
     assert row.ids == [*before, *row.targets]
     assert row.places[0] == len(before) - 1
+
+
+def test_an_answer_ends_as_the_models_turns_do(
+    pieces: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Gemma's and Phi's do not end with the tokenizer's end token."""
+    said = "{% for m in messages %}{{ m.role }}: {{ m.content }}<pad>\n{% endfor %}"
+    monkeypatch.setattr(pieces, "chat_template", said)
+    pad, eos = pieces.pad_token_id, pieces.eos_token_id
+    LlamaConfig().save_pretrained(tmp_path)
+    pieces.save_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=[eos, pad]).save_pretrained(tmp_path)
+    end = end_of_turn(pieces, ModelConfig(path=str(tmp_path)))
+    objective = SftObjective(pieces, "auto", turn_end=end)
+    chat: Prompt = [{"role": "user", "content": "first?"}]
+    for prompt, last in ((chat, pad), ("first?", eos)):
+        (row,) = objective.unit(Demonstration(prompt, "yes"), training=True).rows
+        assert row.ids[-1] == row.targets[-1] == last
+    GenerationConfig(eos_token_id=eos).save_pretrained(tmp_path)
+    assert end_of_turn(pieces, ModelConfig(path=str(tmp_path))) is None, "no generator would stop"
