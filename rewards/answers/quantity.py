@@ -114,8 +114,8 @@ _SCALES = re.compile(
     r"|otherwise|is|are|was|not|but|so|than|the|sqrt|sin|cos|tan|log|ln|exp|base|choose)\b",
     re.IGNORECASE,
 )
-_LARGE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_LARGE_WORD = re.compile(rf"^(?:\\text\{{\s*)?({'|'.join(_LARGE)})\b\s*", re.IGNORECASE)
+_LARGE = dict(dozen=12, hundred=100, thousand=1000, million=10**6, billion=10**9, trillion=10**12)
+_LARGE_WORD = re.compile(rf"^(?:\\text\{{\s*)?({'|'.join(_LARGE)})s?\b\s*", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"([-+]?[0-9]+),([0-9]+)")
 
 
@@ -144,7 +144,7 @@ def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
     if value is None:
         return None
     while large := _LARGE_WORD.match(rest):
-        value *= 10 ** _LARGE[large[1].lower()]
+        value *= _LARGE[large[1].lower()]
         rest = rest[large.end() :].strip(" }")
     divides = bool(match["fraction"]) and value.denominator == 1
     if not rest or _MONEY_AFTER.fullmatch(rest):
