@@ -48,6 +48,11 @@ SOURCE_RULES = (
         "belong to the other kinds; what a function is told stands in the dataset's columns",
     ),
     SourceRule(
+        "answer_marker",
+        lambda s: s.kind == "function" and s.answer_marker is not None,
+        "belongs to the other kinds; a function finds the answer in the response itself",
+    ),
+    SourceRule(
         "correct_reward",
         lambda s: s.pays_itself() and s.correct_reward != 1.0,
         "a function says itself what it pays; which scores of a function mean a right answer is "

@@ -108,6 +108,10 @@ def test_columns_are_asked_for_only_by_a_route_that_goes_by_one() -> None:
         ({"sources": TWO, "route": {"values": {"x": "math"}}}, "reward.route.values: are values"),
         ({"route": {"default": "math"}}, "reward.route: leads to reward.sources.NAME, and there"),
         (
+            {"kind": "function", "function": "m:f", "answer_marker": "#"},
+            "reward.answer_marker: belongs to the other kinds; a function finds the answer",
+        ),
+        (
             {"kind": "function", "function": "m:f", "correct_reward": 2.0},
             "reward.correct_reward: a function says itself what it pays",
         ),
