@@ -102,13 +102,12 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
     """Run the command; returns the exit code. `expects`: the kind of objective that it trains."""
     require("train")
     fresh = not arguments.resume
-    if fresh:
-        config = _configured(arguments)
-        _check_objective(config, expects)
-        run_dir = run_folder.make_run_folder(config)
-    else:
-        run_dir, config = _resumed(arguments, expects)
-        _check_objective(config, expects)
+    earlier, config = (None, _configured(arguments)) if fresh else _resumed(arguments, expects)
+    if expects is not None and not isinstance(config.objective, expects):
+        kind = config.objective.kind
+        command = COMMANDS.get(kind, "reward train")
+        raise UserError(f"objective.kind = {kind!r} is trained by `headrace {command}`")
+    run_dir = earlier or run_folder.make_run_folder(config)
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
     print_line(console, f"run        {run_dir}")
     with run_folder.locked(run_dir), stop_on_interrupt() as stop:
@@ -134,13 +133,6 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
     print_line(console, f"model      {outcome.model}")
     print_line(console, f"report     {run_dir / REPORT_PAGE}")
     return 0
-
-
-def _check_objective(config: RewardModelConfig, expects: type[Any] | None) -> None:
-    if expects is not None and not isinstance(config.objective, expects):
-        kind = config.objective.kind
-        command = COMMANDS.get(kind, "reward train")
-        raise UserError(f"objective.kind = {kind!r} is trained by `headrace {command}`")
 
 
 def _configured(arguments: argparse.Namespace) -> RewardModelConfig:
@@ -194,12 +186,10 @@ def _resumed(
 
 def _trains(run_dir: Path, expects: type[Any] | None) -> bool:
     """Return whether `latest` of a command that trains this kind of objective may mean a run."""
-    if not run_folder.is_reward_model(run_dir):
-        return False
     try:
         objective = run_folder.read_reward_model_config(run_dir).objective
     except UserError:
-        return False  # of another version
+        return False  # of another command, or version
     return isinstance(objective, expects) if expects else objective.kind not in COMMANDS
 
 
