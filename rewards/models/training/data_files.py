@@ -9,7 +9,7 @@ again, and two equal answers make none.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import cycle, islice
 from typing import Any, NamedTuple
@@ -38,14 +38,16 @@ class GroupAnswer(NamedTuple):
     correct: bool | None
 
 
-def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, str, Record]]:
-    """(the file's folder, file and row, record) of each row, at most `limit`."""
+def rows(path: str, limit: int | None = None) -> list[tuple[str, str, Record]]:
+    """(the file's folder, file and row, record) of at most `limit` rows; UserError without any."""
     found = (
         (str(file.parent), f"{file}, row {number}", record)
         for file in find_files(path)
         for number, record in read_records(file)
     )
-    return islice(found, limit)
+    if not (chosen := list(islice(found, limit))):
+        raise UserError(f"{path} has no rows: name a file with at least one")
+    return chosen
 
 
 def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
@@ -170,11 +172,7 @@ def _common(record: Record, where: str) -> Prompt:
 def _lines(steps: Sequence[Any], key: str, where: str, separator: str) -> list[str]:
     if not all(isinstance(step, str) for step in steps):
         raise UserError(f"{where}: {key} should be a list of texts")
-    last = len(steps) - 1
-    return [
-        step if step.endswith(separator) or index == last else step + separator
-        for index, step in enumerate(steps)
-    ]
+    return [*(step.removesuffix(separator) + separator for step in steps[:-1]), *steps[-1:]]
 
 
 def _label(label: Any, index: int, where: str) -> float | None:

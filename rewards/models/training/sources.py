@@ -27,7 +27,6 @@ from rewards.models.training.examples import (
     asked,
     split,
 )
-from tasks.datasets.records import Record
 from tasks.rows import question_of
 
 PER_GROUP = 4
@@ -68,7 +67,7 @@ def _demonstrations(config: RewardModelConfig) -> list[Demonstration]:
     data = config.data
     match data:
         case FileDataConfig():
-            rows = _rows_in(data.path, data.limit)
+            rows = data_files.rows(data.path, data.limit)
             return [data_files.read_demonstration(w, record, f) for f, w, record in rows]
         case TaskDataConfig():
             return synthetic_errors.demonstrations(data, seed=config.seed)
@@ -96,7 +95,7 @@ def _labelled(config: RewardModelConfig, separator: str) -> list[LabelledAnswer]
     data = config.data
     match data:
         case FileDataConfig():
-            rows = _rows_in(data.path, data.limit)
+            rows = data_files.rows(data.path, data.limit)
             found = [data_files.read_labelled(w, record, separator) for _, w, record in rows]
             labelled = [one for one in found if any(label is not None for label in one.labels)]
             if not labelled:
@@ -118,7 +117,7 @@ def _labelled(config: RewardModelConfig, separator: str) -> list[LabelledAnswer]
 
 def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     """Pairs in a file of preferences, or made of the answers in a run's export."""
-    rows = _rows_in(path, limit)
+    rows = data_files.rows(path, limit)
     if {"chosen", "rejected"} & rows[0][2].keys():
         return [data_files.read_pair(where, record, folder) for folder, where, record in rows]
     answers = [
@@ -148,10 +147,3 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
             "schedule.num_generations must be over 1, and the rewards must say what is correct"
         )
     return pairs
-
-
-def _rows_in(path: str, limit: int | None) -> list[tuple[str, str, Record]]:
-    """Rows as `data_files.rows` has them; UserError without any."""
-    if not (rows := list(data_files.rows(path, limit))):
-        raise UserError(f"{path} has no rows: name a file with at least one")
-    return rows
