@@ -7,6 +7,7 @@ row without a completion is a UserError that names the file and the row.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,13 +94,9 @@ def _answered(
 
 def _unfolded(record: Record) -> Record:
     """The record with the columns of an export's `info`, which is JSON as text."""
-    folded = record.get("info")
-    if not isinstance(folded, str):
-        return record
-    try:
-        columns = json.loads(folded)
-    except ValueError:
-        return record
+    columns = folded = record.get("info")
+    with suppress(ValueError):
+        columns = json.loads(folded) if isinstance(folded, str) else None
     rest = {key: value for key, value in record.items() if key != "info"}
     return {**columns, **rest} if isinstance(columns, dict) else record
 
