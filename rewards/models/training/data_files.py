@@ -71,12 +71,13 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     key = next((key for key in RESPONSES if record.get(key)), None)
     chat: list[Any] = next((x for name in CHATS if isinstance(x := record.get(name), list)), [])
     given, asked, tools = record.get(key or ""), record.get("prompt"), _tools(record, where)
-    task = str(record.get("prompt_id") or "")
     if isinstance(given, list) and len(given) > 1 and isinstance(asked, list):
         key, chat = None, [*asked, *given]  # earlier turns are what the last one answers
-    if key is not None and not _has_turns(answer := _answer(record, key, where), chat):
-        prompt, task = _given_prompt(record, where), task if "turn" in record else ""
-        return Demonstration(prompt, answer, where, folder, tools, task)
+    roles = [message.get("role") for message in chat if isinstance(message, dict)]
+    is_turn = "turn" in record or roles.count("assistant") > 1
+    task = str(record.get("prompt_id") or "") if is_turn else ""
+    if key is not None and not _says_more(chat, answer := _answer(record, key, where), asked):
+        return Demonstration(_given_prompt(record, where), answer, where, folder, tools, task)
     if len(chat) < 2:
         raise lacking(record, "answer", where, (*RESPONSES, *CHATS))
     said = read_prompt(chat, images_of(record), where)
@@ -86,12 +87,16 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     return Demonstration(said[:-1], said[-1]["content"], where, folder, tools, task)
 
 
-def _has_turns(answer: str, chat: list[Any]) -> bool:
-    """Return whether an answer repeats what its chat says before the last one, as an export's."""
+def _says_more(chat: list[Any], answer: str, asked: Any) -> bool:
+    """Return whether a chat has as messages what an export's texts have in a template's frame: the
+    prompt, or turns before the last."""
     if not chat or not isinstance(chat[-1], dict) or chat[-1].get("role") != "assistant":
         return False
     *before, last = map(text_of, chat)
-    return answer != last and any(text and text in answer for text in before)
+    if answer != last:
+        return any(text and text in answer for text in before)
+    framed = bool(before) and isinstance(asked, str) and asked not in before
+    return framed and all(text and text in asked for text in before)
 
 
 def _tools(record: Record, where: str) -> Tools:

@@ -49,6 +49,10 @@ def recipe(root: Path, *overrides: str) -> RewardModelConfig:
         ({"messages": ANSWERED}, Demonstration(CHAT, "12")),
         ({"prompt": "7+5=", "response": "12", "messages": ANSWERED}, Demonstration("7+5=", "12")),
         (
+            {"prompt": "<u>What is 7 + 5?<a>", "response": "12", "messages": ANSWERED},
+            Demonstration(CHAT, "12"),
+        ),
+        (
             {"prompt": "7+5=", "response": "add 7 5 12 #12", "messages": TURNS, "tools": TOOLS},
             Demonstration(TURNS[:-1], "#12", tools=(TOOL,)),
         ),
