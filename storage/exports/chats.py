@@ -101,6 +101,12 @@ class PromptChats:
         said = json.loads(asked.messages) if asked.messages else text
         return _plain(said, self._image) if asked.prompt_ids else []
 
+    def asked(self, prompt_id: str, text: str) -> Chat | str:
+        """A prompt as rewards read it: a chat without images as its messages, else the text."""
+        asked = self._asked.get(prompt_id, _PromptRecord())
+        is_chat = asked.messages.startswith("[") and not asked.media
+        return _plain(json.loads(asked.messages), "") if is_chat else text
+
 
 def response_chats(page: Page, decoder: TextDecoder) -> list[tuple[Chat, list[int]]]:
     """Each trajectory's response as a chat, and which of its messages are the policy's turns.

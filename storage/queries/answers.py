@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import select
+from sqlalchemy import and_, select
 
 from storage.database.reader import RunReader, open_run, read_config
-from storage.database.tables import Prompt, Trajectory
-from storage.database.trajectory_rows import joined
-from storage.journal.responses import ResponseSelection, chunks_of, read_responses
+from storage.database.tables import Trajectory
+from storage.exports.chats import Chat, PromptChats
+from storage.exports.pages import pages, wanted_where
+from storage.journal.responses import ResponseSelection, chunks_of
 from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import read_batches
 from storage.text.detokenize import required_decoder, text_decoder
@@ -25,34 +26,26 @@ _SEGMENT_INDEX = SegmentIndex()
 
 
 class GroupAnswer(NamedTuple):
-    """An answer, the prompt as the policy saw it, and the verdict (None: not scored)."""
+    """An answer, the prompt as rewards read it, and the verdict (None: not scored)."""
 
     group_id: int
-    prompt: str
+    prompt: str | Chat
     text: str
     correct: bool | None
 
 
 def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
     """Scored answers of training groups, as they ended. UserError: there is no tokenizer."""
-    reader, decoder = open_run(run_dir), required_decoder(run_dir)
     t = Trajectory
-    columns = (t.trajectory_id, t.group_id, t.first_offset, t.last_offset, t.correct, Prompt.text)
-    query = (
-        joined(select(*columns), reader.key)
-        .where(t.purpose == "train", t.last_offset.is_not(None), t.correct.is_not(None))
-        .order_by(t.trajectory_id)
-    )
-    rows = {row.trajectory_id: row for row in reader.rows(query)}
-    if not rows:
-        return
-    wanted = ResponseSelection(
-        np.array(list(rows)), np.array([row.last_offset for row in rows.values()])
-    )
-    first = min(row.first_offset for row in rows.values())
-    for key, response in read_responses(reader.journal, wanted, first):
-        row = rows[key]
-        yield GroupAnswer(row.group_id, row.text, decoder.text(response.token_ids), row.correct)
+    scored = and_(t.purpose == "train", t.last_offset.is_not(None), t.correct.is_not(None))
+    names = ("group_id", "prompt_id", "prompt", "correct")
+    with open_run(run_dir).moment() as reader:
+        decoder, chats = required_decoder(run_dir), PromptChats(reader, None)
+        for page in pages(reader, wanted_where(reader, scored), names):
+            texts = decoder.texts(page.tokens.token_ids, page.borders)
+            columns = (page.scalars[name] for name in names)
+            for group, prompt, asked, right, text in zip(*columns, texts, strict=True):
+                yield GroupAnswer(group, chats.asked(prompt, asked), text, right)
 
 
 def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:

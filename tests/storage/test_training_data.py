@@ -23,7 +23,7 @@ from learner.run import TORCHRUN
 from storage.database.reader import open_run
 from storage.exports import export
 from storage.exports.training_answers import SftRows
-from storage.queries import score_summary
+from storage.queries import group_answers, score_summary
 from storage.run_store import RunStore
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer, vocabulary
@@ -269,6 +269,17 @@ def test_the_tools_of_an_agents_answer_are_those_that_it_offered(tmp_path: Path)
     rows = exported(run_dir, "sft", schema="trl")
     assert [json.loads(row["tools"]) for row in rows] == [tools, []]
     assert "tools" not in exported(run_dir, "sft", schema="verl")[0]
+
+
+def test_answers_for_a_reward_model_have_the_prompt_that_rewards_read(tmp_path: Path) -> None:
+    """The chat, and not what a template made of it."""
+    told: list[Told] = [(4, "finished", 1.0, True), (5, "truncated", 0.0, False)]
+    issued, *others = answers(21, *told, chat=True)
+    framed = msgspec.structs.replace(issued, prompt="<u>1 + 1<a>")
+    run_dir = run_of(tmp_path, answers(20, *told), [framed, *others])
+    found = [(each.prompt, each.text, each.correct) for each in group_answers(run_dir)]
+    verdicts = [(WORDS[4], True), (WORDS[5], False)]
+    assert found == [(prompt, *verdict) for prompt in ("20 + 1 =", CHAT) for verdict in verdicts]
 
 
 def test_prompts_without_a_score_have_no_source_and_no_mean(tmp_path: Path) -> None:
