@@ -11,7 +11,7 @@ from sqlalchemy import and_, select
 
 from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import Trajectory
-from storage.exports.chats import Chat, PromptChats
+from storage.exports.chats import Chat, PromptChats, response_chats
 from storage.exports.pages import pages, wanted_where
 from storage.journal.responses import ResponseSelection, chunks_of
 from storage.journal.segment_index import SegmentIndex
@@ -26,7 +26,8 @@ _SEGMENT_INDEX = SegmentIndex()
 
 
 class GroupAnswer(NamedTuple):
-    """An answer, the prompt as rewards read it, and the verdict (None: not scored)."""
+    """An answer, of an episode its last turn, and the prompt, both as rewards read them, and the
+    verdict (None: not scored)."""
 
     group_id: int
     prompt: str | Chat
@@ -42,9 +43,9 @@ def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
     with open_run(run_dir).moment() as reader:
         decoder, chats = required_decoder(run_dir), PromptChats(reader, None)
         for page in pages(reader, wanted_where(reader, scored), names):
-            texts = decoder.texts(page.tokens.token_ids, page.borders)
-            columns = (page.scalars[name] for name in names)
-            for group, prompt, asked, right, text in zip(*columns, texts, strict=True):
+            columns, said = (page.scalars[name] for name in names), response_chats(page, decoder)
+            for group, prompt, asked, right, (chat, own) in zip(*columns, said, strict=True):
+                text = chat[own[-1]]["content"] if own else ""
                 yield GroupAnswer(group, chats.asked(prompt, asked), text, right)
 
 

@@ -282,6 +282,15 @@ def test_answers_for_a_reward_model_have_the_prompt_that_rewards_read(tmp_path: 
     assert found == [(prompt, *verdict) for prompt in ("20 + 1 =", CHAT) for verdict in verdicts]
 
 
+def test_answers_for_a_reward_model_are_the_last_turns_that_rewards_read(tmp_path: Path) -> None:
+    issued = msgspec.structs.replace(group(20, at=50.0, size=2), prompt_id="row-20")
+    right = episode(200, 4, 5, 6, 7, 8, 9, reward=1.0)
+    wrong = episode(201, 9, 5, 6, 7, 8, 4, reward=0.0)
+    run_dir = run_of(tmp_path, [issued, *right], wrong, environment={"name": "guess"})
+    found = [(each.text, each.correct) for each in group_answers(run_dir)]
+    assert found == [(WORDS[9], True), (WORDS[4], False)]
+
+
 def test_prompts_without_a_score_have_no_source_and_no_mean(tmp_path: Path) -> None:
     """Such as those of which an environment failed every episode; JSON has no NaN."""
     lost = answers(15, (4, "failed", None, None), (5, "failed", None, None), purpose="eval")
