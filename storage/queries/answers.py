@@ -46,7 +46,7 @@ def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
             columns, said = (page.scalars[name] for name in names), response_chats(page, decoder)
             for group, prompt, asked, right, (chat, own) in zip(*columns, said, strict=True):
                 text = chat[own[-1]]["content"] if own else ""
-                yield GroupAnswer(group, chats.asked(prompt, asked), text, right)
+                yield GroupAnswer(group, chats.asked(prompt, asked), text, bool(right))
 
 
 def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:

@@ -277,7 +277,9 @@ def test_answers_for_a_reward_model_have_the_prompt_that_rewards_read(tmp_path: 
     issued, *others = answers(21, *told, chat=True)
     framed = msgspec.structs.replace(issued, prompt="<u>1 + 1<a>")
     run_dir = run_of(tmp_path, answers(20, *told), [framed, *others])
-    found = [(each.prompt, each.text, each.correct) for each in group_answers(run_dir)]
+    rows = list(group_answers(run_dir))
+    assert {type(row.correct) for row in rows} == {bool}, "pairs go by `is`, and SQLite has 0 and 1"
+    found = [(row.prompt, row.text, row.correct) for row in rows]
     verdicts = [(WORDS[4], True), (WORDS[5], False)]
     assert found == [(prompt, *verdict) for prompt in ("20 + 1 =", CHAT) for verdict in verdicts]
 
