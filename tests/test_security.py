@@ -124,6 +124,7 @@ def test_no_file_with_code_is_downloaded() -> None:
         ("postgresql+psycopg://a@host:5432/x", "postgresql+psycopg://a@host:5432/x"),
         ("postgresql+psycopg://host:5432/x", "postgresql+psycopg://host:5432/x"),
         ("postgresql+psycopg://a:b&c@host/x", "postgresql+psycopg://a:***@host/x"),
+        ("postgresql+psycopg://me@corp:b@host/x", "postgresql+psycopg://me@corp:***@host/x"),
         ("postgresql+psycopg:///x?password=b@c&port=1",
          "postgresql+psycopg:///x?password=***&port=1"),
     ],

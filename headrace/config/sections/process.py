@@ -7,7 +7,7 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 
-_PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*(?=@)|(password=)[^&]*")
+_PASSWORD = re.compile(r"(://[^:/]*:)[^@]*(?=@)|(password=)[^&]*")
 
 
 def mask_password(url: str) -> str:
