@@ -61,12 +61,11 @@ def address_lookup(options: Options) -> AddressLookup:
 def _of_url(url: str, options: Options) -> JudgeAddress:
     assert options.model is not None
     key = None
-    if options.api_key_env is not None:
-        key = os.environ.get(options.api_key_env)
-        if not key:
-            raise UserError(
-                f"option api_key_env of kind 'judge': there is no variable {options.api_key_env}"
-            )
+    if (name := options.api_key_env) is not None:
+        key = os.environ.get(name, "").strip()  # httpx shows a header that it refuses
+        if not (key and key.isascii() and key.isprintable()):
+            text = f"option api_key_env of kind 'judge': there is no variable {name} with a key"
+            raise UserError(text)
     bare = url.rstrip("/")
     base = bare if urlsplit(bare).path else f"{bare}/v1"
     return JudgeAddress(base, options.model, key)

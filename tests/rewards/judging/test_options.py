@@ -43,6 +43,15 @@ def test_what_cannot_work_is_one_line(options: dict[str, Any], line: str) -> Non
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["secret\nof two lines", "secret\u2026", " "])
+def test_what_no_header_holds_is_no_key(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    options = {**URL, "api_key_env": "JUDGE_KEY"}
+    with pytest.raises(UserError, match="there is no variable JUDGE_KEY with a key") as caught:
+        build_verifier(SourceConfig.model_validate({"kind": "judge", "options": options}))
+    assert "secret" not in str(caught.value)
+
+
 def test_a_source_says_how_many_at_a_time() -> None:
     judge = {"kind": "judge", "options": URL}
     assert build_verifier(SourceConfig.model_validate(judge)).concurrency == 32

@@ -92,6 +92,13 @@ async def test_what_will_not_pass_is_told_at_once(
         assert KEY not in str(caught.value)
 
 
+async def test_a_key_is_sent_without_the_end_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
+    async with scripted_judge(yes) as judge, of(judge, api_key_env="JUDGE_KEY") as server:
+        assert (await server.ask("is it?", JudgeUsage())).text == "yes"
+        assert judge.keys == [f"Bearer {KEY}"]
+
+
 async def test_attempts_have_an_end() -> None:
     async with scripted_judge(in_turn(failing(500))) as judge, of(judge, attempts=4) as server:
         with pytest.raises(JudgeError, match=r"500, trouble 500.* \(4 attempts\)"):
