@@ -46,9 +46,13 @@ _LATEX = (
     (r"\)", r"(?s)\\\((.+?)\\\)", r"$\1$"),
     (r"\]", r"(?s)\\\[(.+?)\\\]", r"$$\1$$"),
 )
-_BREAK = "\u2060"
-"""Word joiner: it has no width, and Markdown reads no image, link or address across it."""
-_LIVE = re.compile(r"(?i)!(?=\[)|:(?=[a-z])|\](?=[(\[:])|[a-z](?=://)|www(?=\.)|mailto(?=:)|@")
+_BROKEN = "\\g<0>\u2060"
+"""A word joiner behind it: it has no width, and Markdown reads no image, link or address across."""
+_LIVE = re.compile(
+    r"(?i)!(?=\[)|:(?=[a-z])|\](?=[(\[:])|[a-z](?=\\?:\\?/)|www(?=\\?\.)|mailto(?=:)|@"
+    r"|&(?=#?\w+;)|<(?=[a-z][\w+.-]{1,31}:)"
+)
+"""What makes them, also as an entity or behind a backslash, and an address in angle brackets."""
 
 
 def prompt_parts(text: str, role: str = "prompt") -> list[AnswerPart]:
@@ -139,13 +143,9 @@ def inert_markdown(text: str) -> str:
     for closing, pattern, dollars in _LATEX:
         end = text.rfind(closing) + 2  # behind it each opening would look to the text's end
         text = re.sub(pattern, dollars, text[:end]) + text[end:]
-    return _inert(text)
-
-
-def _inert(text: str) -> str:
-    return _LIVE.sub(rf"\g<0>{_BREAK}", text)
+    return _LIVE.sub(_BROKEN, text)
 
 
 def literal_markdown(text: str) -> str:
     """Markdown that shows a text as it is."""
-    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", _inert(text))
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", _LIVE.sub(_BROKEN, text))

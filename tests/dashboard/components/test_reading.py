@@ -1,6 +1,8 @@
 """Roles, thoughts and code are found; nothing of Markdown that fetches or leads away is left."""
 
+import re
 import time
+from html import unescape
 
 import pytest
 
@@ -60,6 +62,22 @@ def test_latex_gets_the_dollars_of_the_renderer() -> None:
 def test_a_text_is_shown_as_it_is() -> None:
     assert literal_markdown("a*b* $x$") == r"a\*b\* \$x\$"
     assert "://" not in literal_markdown("http://e.test")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://e.test", r"https\://e.test", r"https:\//e.test", "https&#58;//e.test",
+        "https&colon;//e.test", "www.e.test", r"www\.e.test", "www&#x2E;e.test", "me@e.test",
+        r"me\@e.test", "me&commat;e.test", "<https:/e.test>", "<https:e.test>", "<tel:1>",
+        "![a](b)", "[a](b)", "[a]: b",
+    ],
+)  # fmt: skip
+def test_what_a_renderer_reads_as_a_link_is_broken(text: str) -> None:
+    """It reads addresses in texts once entities and backslashes are resolved."""
+    drawn = unescape(re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", inert_markdown(text)))
+    assert drawn.replace("\u2060", "") != drawn
+    assert not re.search(r"https?://|www\.|\w@\w|<[a-z][\w+.-]+:|!\[|\][(:]", drawn)
 
 
 @pytest.mark.parametrize("text", ["```" + "a" * 60_000, "~" * 60_000, r"\(" * 30_000])
