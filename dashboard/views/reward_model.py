@@ -11,7 +11,7 @@ import streamlit as st
 
 from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import reliability_chart, series_chart, thinned
-from dashboard.components import panels
+from dashboard.components import panels, reading
 from dashboard.formatting import count, duration, number, share
 from dashboard.reads.data import POINTS, RunData
 from headrace.run_files.reward_model_run import read_report
@@ -72,7 +72,8 @@ def render(run: RunData) -> None:
     if page is not None:
         with st.expander("The report"):
             # The picture beside it is drawn above, from the same numbers.
-            st.markdown("\n".join(line for line in page.splitlines() if not line.startswith("![")))
+            lines = (line for line in page.splitlines() if not line.startswith("!["))
+            st.markdown(reading.inert_markdown("\n".join(lines)))
 
 
 def _headline(summary: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ def finished(run_dir: Path) -> None:
     lines.append_line(run_dir, lines.EvaluationLine(20, figures, 2.0, 22.0))
     report: dict[str, Any] = {"after": {"calibration": {"bins": BINS}}, "examples": {}}
     (run_dir / lines.REPORT).write_text(json.dumps(report))
-    (run_dir / lines.REPORT_PAGE).write_text("# Reward model\n\n![a](report.svg)\n")
+    page = "# Reward model\n\n![a](report.svg)\nof ![b](https://e.test)\n"
+    (run_dir / lines.REPORT_PAGE).write_text(page)
     lines.write_status(run_dir, lines.RewardModelStatus("finished", 20, 20, 1.0, 22.0))
 
 
@@ -63,7 +64,8 @@ def test_a_finished_training(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     metrics = {metric.label: (metric.value, metric.delta) for metric in test.metric}
     assert metrics["Held-out accuracy"] == ("80.0 %", "+30.0 points")
     assert metrics["Tokens trained"][0] == "1,280"
-    assert any("# Reward model" in markdown.value for markdown in test.markdown)
+    (page,) = [each.value for each in test.markdown if "# Reward model" in each.value]
+    assert "](" not in page, "a browser would ask the host of a picture for it"
 
 
 def test_a_ranker_has_figures_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
