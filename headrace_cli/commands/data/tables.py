@@ -21,7 +21,7 @@ def figure_lines(row: Mapping[str, Any]) -> Iterator[str]:
     for name, value, rows in figures:
         if rows is None:
             texts = value if isinstance(value, list) and value else [cell(value, name)]
-            yield from (f"{name:<{width}} {text}" for text in texts)
+            yield from (visible(f"{name:<{width}} {text}") for text in texts)
     for name, _, rows in figures:
         if rows is not None:
             yield ""

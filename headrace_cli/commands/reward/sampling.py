@@ -25,7 +25,7 @@ from headrace.config.device_defaults import resolve_generator
 from headrace.config.loading.hub import named_model, with_local_model
 from headrace.config.preflight.checks import check_dataset, check_model, check_recipe
 from headrace.config.sections.run import RunConfig
-from headrace.errors import RunFailedError, UserError, first_error
+from headrace.errors import RunFailedError, UserError, first_error, visible
 from headrace.host.hardware import detect
 from headrace_cli.commands.run.train import config_from_arguments
 
@@ -135,5 +135,5 @@ def print_result(
     for name, value in result.items():
         print(f"{name:<15} {value}")
     if failures:
-        print(f"{failed:<15} {failures[-1]} (the last of {len(failures)})")
+        print(visible(f"{failed:<15} {failures[-1]} (the last of {len(failures)})"))
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, visible
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.run.train import config_from_arguments
 
@@ -38,7 +38,7 @@ def try_rewards(arguments: argparse.Namespace) -> int:
         items = items_of(config, rows, Path(media))
         asyncio.run(_score(config, items, lines, as_json=arguments.json))
     if not arguments.json:
-        print("\n".join(_table(lines)))
+        print(visible("\n".join(_table(lines))))
         print("\n".join(["", *_summary(lines)]))
     return 0
 

@@ -114,7 +114,7 @@ class StatusTexts:
             f"{who} for {duration(age)}" for who, age in status.waits.items() if age > LONG_WAIT_S
         ]
         doing = [f"{name} {text}" for name, text in sorted(status.doing.items())]
-        self.how_far = ", ".join(doing[-3:])  # The learner is the last by name.
+        self.how_far = visible(", ".join(doing[-3:]))  # The learner is the last by name.
 
     def _number(self, name: str, form: str) -> str:
         value = self._gauges.get(name)

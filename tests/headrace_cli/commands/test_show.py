@@ -44,6 +44,10 @@ def test_figures_are_names_with_values_and_lists_are_tables() -> None:
     ]
 
 
+def test_lines_of_a_list_move_no_cursor() -> None:
+    assert list(figure_lines({"alerts": ["\x1b[2Jit"]})) == [f"{'alerts':<28} \\x1b[2Jit"]
+
+
 def test_rows_may_lack_a_column() -> None:
     assert list(table_lines([{"a": 1}, {"a": None}])) == ["a", "1", "-"]
 

@@ -14,6 +14,7 @@ from headrace_cli.cli import main
 from headrace_cli.commands.checks.reward_check import check_anchors, check_reward
 from headrace_cli.commands.reward.anchors import best_of
 from headrace_cli.commands.reward.row_file import RowFile
+from headrace_cli.commands.reward.sampling import print_result
 from rewards.models.scorer import PairScorer
 from tests.pair_model import write_pair_model
 
@@ -173,6 +174,11 @@ def test_what_was_interrupted_goes_on_and_what_failed_is_counted(
     assert sour not in {row["prompt"] for row in rows}
     assert kitchen.make(out, "--by", "taste") == 2
     assert "is there already" in capfd.readouterr().err
+
+
+def test_a_failure_with_a_models_words_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_result({}, ["row 1: \x1b[2Jit"], failed="no anchor", as_json=False) == 0
+    assert capsys.readouterr().out == "no anchor       row 1: \\x1b[2Jit (the last of 1)\n"
 
 
 def test_prompts_without_anchors_are_found_before_a_run(kitchen: Kitchen, tmp_path: Path) -> None:

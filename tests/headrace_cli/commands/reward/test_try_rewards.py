@@ -23,6 +23,9 @@ def score(completion, answer, level=1):
         return None
     return {"score": float(completion == answer), "level": level}
 
+def says(completion):
+    raise ValueError(completion)
+
 def needs(completion, mood):
     return 1.0
 
@@ -94,6 +97,16 @@ def test_people_see_a_table_and_a_summary(
     assert "answers   4 (3 ok, 1 crashed)" in text
     assert "correct   1 of 3" in text
     assert "the right answer is empty" in text
+
+
+def test_an_error_with_a_models_words_moves_no_cursor(
+    recipe: Path, tmp_path: Path, functions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "a.jsonl", {"completion": "clear \x1b[2Jit", "answer": "7"})
+    assert main(["reward", "try", str(recipe), file, *named(functions, "says")]) == 0
+    text = capfd.readouterr().out
+    assert "ValueError: clear \\x1b[2Jit" in text
+    assert "\x1b" not in text
 
 
 def test_a_chat_is_handed_over_as_messages(

@@ -152,6 +152,11 @@ def test_both_displays_say_how_far_processes_are(make_config: Make) -> None:
     assert out.getvalue().count(", ".join(f"{name} {text}" for name, text in FAR.items())) >= 2
 
 
+def test_what_a_process_says_it_does_moves_no_cursor(make_config: Make) -> None:
+    texts = StatusTexts(make_config(), status(doing={"generator-0": "\x9b2Jit"}))
+    assert texts.how_far == "generator-0 \\x9b2Jit"
+
+
 def test_what_an_end_would_lose(make_config: Make) -> None:
     watch = ConsoleController(make_config(), Recorder())
     assert watch.run_progress() == ("no update has begun", float("inf"))
