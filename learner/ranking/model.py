@@ -39,7 +39,9 @@ class SessionRanker:
         """Load a folder's ranker; UserError where it has none."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=1, use_safetensors=True
+            )
         except (OSError, ValueError) as error:
             line = first_line(error)
             raise UserError(f"{folder} has no encoder that a ranker can be: {line}") from error

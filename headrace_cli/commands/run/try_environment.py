@@ -70,9 +70,9 @@ class ModelPlayer(TerminalPlayer):
 
         from coordinator.dispatch.prompts import Prompts
 
-        self._config, self._prompts = config, Prompts(config)
+        self._config, self._prompts, model = config, Prompts(config), config.model
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            config.model.path, trust_remote_code=config.model.trust_remote_code
+            model.path, trust_remote_code=model.trust_remote_code, use_safetensors=True
         )
         self._ids: list[int] = []
         self._is_chat = False
