@@ -388,7 +388,7 @@ class AgentPool(EnvironmentPool):
             asked = _chat(body.get("messages"))
         except web.HTTPRequestEntityTooLarge:
             raise RefusedError(f"a request has at most {MOST_BODY} bytes", 413) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RefusedError(f"this is no request: {error}") from error
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         if session.last is not None and again and asked == session.last_asked:
@@ -410,7 +410,7 @@ class AgentPool(EnvironmentPool):
     def _session_of(self, header: str) -> AgentSession:
         key = header.removeprefix("Bearer ").strip()
         name, _, _ = key.rpartition("-")
-        if not hmac.compare_digest(key.encode(), self._signed(name).encode()):
+        if not (key.isascii() and hmac.compare_digest(key, self._signed(name))):
             raise RefusedError("this key names no episode", 401)
         trajectory_id, attempt = map(int, name.split("-"))
         session = self._sessions.get(trajectory_id)
@@ -573,7 +573,7 @@ def _chat(messages: Any) -> list[ChatMessage]:
                 for call in message.get("tool_calls") or ()
             ]
             found.append(ChatMessage(ROLES[message["role"]], content, calls))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             text = f"messages[{index}] is no message: {type(error).__name__}: {error}"
             raise RefusedError(text) from error
     return found

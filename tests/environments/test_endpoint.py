@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from environments.endpoint import AgentPool
@@ -200,6 +201,26 @@ def test_what_may_not_be_asked_is_refused_and_changes_nothing() -> None:
         await asyncio.gather(*(ask(pool, key, what) for key, what in enumerate(WRONG)))
 
     play("bad", story)
+
+
+def test_what_cannot_be_read_is_refused_in_one_line() -> None:
+    deep = "[" * 100_000
+    call = {"function": {"name": "add", "arguments": deep}}
+    said = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+
+    async def story(pool: AgentPool) -> None:
+        await Episode(pool, 0).ask()
+        key = pool._signed(f"0-{pool._sessions[0].attempt}").encode()
+        async with httpx.AsyncClient(base_url=pool.base_url, trust_env=False) as client:
+            for told, body, status in (
+                (b"\xff", "", 401), (key, f'{{"messages": {deep}', 400), (key, said, 400),
+            ):  # fmt: skip
+                headers = {b"Authorization": b"Bearer " + told}
+                answer = await client.post("/chat/completions", content=body, headers=headers)
+                assert answer.status_code == status
+                assert "\n" not in answer.json()["error"]["message"]
+
+    play("echo", story)
 
 
 def test_two_requests_at_once_are_one_turn() -> None:
