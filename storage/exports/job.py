@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -189,16 +190,15 @@ def is_dataset(folder: Path) -> bool:
 
 @contextmanager
 def part_of(out: Path, *, folder: bool) -> Iterator[Path]:
-    """A temporary file or folder beside the target, renamed to it if the block succeeds."""
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    """A file or folder in a private one beside the target, renamed to it if the block succeeds."""
+    try:
+        hidden = Path(mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part"))
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    part = hidden / "part"
     try:
         if folder:
             part.mkdir()
-        else:
-            part.touch()
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from error
-    try:
         yield part
         for path in part.iterdir() if folder else (part,):
             with path.open("rb") as file:
@@ -211,6 +211,4 @@ def part_of(out: Path, *, folder: bool) -> Iterator[Path]:
             raise UserError(f"cannot write {out}: {os.strerror(error.errno)}") from error
         raise
     finally:
-        if folder:
-            shutil.rmtree(part, ignore_errors=True)
-        part.unlink(missing_ok=True)
+        shutil.rmtree(hidden, ignore_errors=True)

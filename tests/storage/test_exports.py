@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,17 @@ def test_target_that_exists(run_dir: Path, tmp_path: Path) -> None:
     assert out.read_text() == "mine"
     export(run_dir, "metrics", None, out, force=True)
     assert len(rows_of(out)) == 37
+
+
+def test_a_link_that_others_put_beside_the_target_leads_nowhere(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    out, theirs = tmp_path / "shared" / "out.csv", tmp_path / "bashrc"
+    theirs.write_text("mine")
+    out.parent.mkdir()
+    (out.parent / f".out.csv.{os.getpid()}.part").symlink_to(theirs)
+    export(run_dir, "metrics", None, out)
+    assert (theirs.read_text(), out.is_symlink()) == ("mine", False)
 
 
 def test_a_target_that_cannot_be_written_is_said_before_the_work(
