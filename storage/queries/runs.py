@@ -13,8 +13,10 @@ from headrace.errors import UserError
 from headrace.run_files.run_folder import (
     COORDINATOR_FILE,
     LIVE_STATE_FILE,
+    LOCK,
     NOTES,
     RESOLVED,
+    WRITER,
     is_evaluation,
     is_reward_model,
     is_running,
@@ -105,7 +107,7 @@ _ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
 _MOST_ENDED = 10_000
 _WRITTEN = (
     *("resolved.json", "headrace.sqlite", COORDINATOR_FILE, LIVE_STATE_FILE),
-    *("supervisor.jsonl", "reward-model.json", "status.json", "journal", NOTES),
+    *("supervisor.jsonl", "reward-model.json", "status.json", "journal", LOCK, WRITER, NOTES),
 )
 """Files that every run writes; not the WAL, which readers create again, but empty."""
 _WAL = "headrace.sqlite-wal"
@@ -117,7 +119,7 @@ def _known_line(run_dir: Path) -> RunLine:
     if known is not None and known[0] == times:
         return known[1]
     line = any_line(run_dir)
-    if line.status in FINAL_PHASES and not line.sql:
+    if line.status in ENDED and not line.sql:
         if len(_ENDED) >= _MOST_ENDED:
             _ENDED.clear()
         _ENDED[run_dir] = (times, line)

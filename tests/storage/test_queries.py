@@ -436,6 +436,25 @@ def test_a_run_that_has_ended_is_read_once(tmp_path: Path, monkeypatch: pytest.M
     store.close()
 
 
+def test_a_lost_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until somebody holds it again: a folder may have dozens of them."""
+    read: list[str] = []
+
+    def counted(run_dir: Path) -> queries.RunLine:
+        read.append(run_dir.name)
+        return run_line(run_dir)
+
+    store = RunStore.create(tmp_path / "lost-1", "lost-1", run_config())
+    store.append([RunPhase(at=1.0, phase="training")])
+    store.close()
+    monkeypatch.setattr("storage.queries.runs.run_line", counted)
+    for _ in range(3):
+        assert [line.status for line in queries.list_runs(tmp_path)] == ["lost"]
+    assert read == ["lost-1"]
+    with hold_writer(tmp_path / "lost-1"):
+        assert [line.status for line in queries.list_runs(tmp_path)] == ["training"]
+
+
 @pytest.mark.parametrize(
     ("phases", "ended"),
     [
