@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -252,11 +252,14 @@ def _project(run_dir: Path, config: Mapping[str, Any]) -> None:
         for ending in ("", "-wal", "-shm"):
             (run_dir / f"{SQLITE_NAME}{ending}").unlink(missing_ok=True)
     engine: Engine = open_writer(run_dir, url)
+    # All in one transaction would keep other runs of a server from beginning until its end.
     with engine.begin() as connection:
         projection.forget(connection, run_id := run_id_of(run_dir))
         run = projection.register(connection, run_id, config)
-        for pairs in read_journal(run_dir / "journal"):
-            projection.apply(connection, run, pairs)
+    records = chain.from_iterable(read_journal(run_dir / "journal"))
+    while some := list(islice(records, RECORDS_PER_TRANSACTION)):
+        with engine.begin() as connection:
+            projection.apply(connection, run, some)
     engine.dispose()
 
 

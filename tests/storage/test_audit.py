@@ -46,6 +46,7 @@ from headrace.protocol.records.record_types import (
 from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Span, Streams
 from headrace.run_files.run_folder import CHECKPOINT_FORMAT, described_files, manifest_text
 from headrace_cli.cli import main
+from storage import projection
 from storage.audit import KINDS, AuditReport, audit_run, repair
 from storage.audit.findings import Findings
 from storage.audit.journal_facts import JournalFacts
@@ -777,6 +778,29 @@ def test_repair_on_a_server_leaves_nothing_of_what_is_lost(
     done = repair(run_dir)
     assert (done.kept, done.made_anew) == (place, True)
     assert audit_run(run_dir).findings == []
+
+
+@pytest.mark.postgresql
+def test_other_runs_begin_while_a_repair_makes_sql_anew(
+    tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a long run takes hours, and what all runs share must not stay locked for so long."""
+    config = run_config(storage={"database": postgresql_url})
+    run_dir, other = write_whole(tmp_path / "run", run_by_hand(), config), tmp_path / "other"
+    with psycopg.connect(postgresql_url) as base:
+        base.execute("update projection set next_offset = next_offset - 1")
+    real = projection.apply
+
+    def apply(connection: Any, *arguments: Any) -> None:
+        if connection.dialect.name == "postgresql" and not other.exists():
+            write_whole(other, run_by_hand(), config)
+        real(connection, *arguments)
+
+    monkeypatch.setattr("storage.run_store.STATEMENT_S", 1)
+    monkeypatch.setattr(projection, "apply", apply)
+    assert repair(run_dir).made_anew
+    for folder in (run_dir, other):
+        assert audit_run(folder).findings == []
 
 
 def test_a_repair_killed_before_its_last_rename_is_brought_to_its_end(run_dir: Path) -> None:
