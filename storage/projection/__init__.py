@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.exc import OperationalError
 
 from headrace.config.sections.process import mask_password
 from headrace.metrics.registry import METRICS
@@ -105,15 +106,18 @@ def forget(connection: Connection, run_id: str) -> None:
 
 
 def apply(connection: Connection, run: int, records: Sequence[tuple[int, r.Record]]) -> None:
-    """Apply the records of a journal batch that SQL lacks."""
+    """Apply the records of a journal batch that SQL lacks. OperationalError: it lacks others before
+    them, as a server does that was restored, or took over from one that had more."""
     first = next_offset(connection, run)
+    if not records or records[-1][0] < first:
+        return
+    if records[0][0] > first:
+        raise OperationalError("", {}, LookupError(f"it has lost records from {first:,} on"))
     parts: dict[int, list[PlacedRecord]] = defaultdict(list)
     for offset, record in records:
         if offset >= first:
             for number in _OF_KIND.get(type(record), ()):
                 parts[number].append((offset, record))
-    if not records or records[-1][0] < first:
-        return
     for number in sorted(parts):
         _PROJECTIONS[number][1](connection, run, parts[number])
     last_offset, last = records[-1]

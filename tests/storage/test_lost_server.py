@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection
 
@@ -139,6 +140,34 @@ def test_a_frozen_server_holds_nobody_up_and_has_each_record_once(
     own_server.thaw()
     RunStore.open(run_dir).close()
     assert rows(run_dir, url) == expected
+
+
+def test_a_server_that_took_over_with_fewer_records_gets_the_others_again(
+    tmp_path: Path, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby lacks the last commits, and its address is that of the one that is gone: a new
+    connection is all that the writer sees."""
+    monkeypatch.setattr("storage.run_store.CATCH_UP_S", 0.0)
+    url = own_server.new_database()
+    name = url.rpartition("/")[2]
+    parts, run_dir = small_run(), tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config(storage={"database": url}))
+    with psycopg.connect(own_server.url + "postgres", autocommit=True) as server:
+        end = f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
+        for part in parts[:2]:
+            store.append(part)
+        settled(store)
+        server.execute(end)
+        server.execute(f"create database standby template {name}")
+        store.append(parts[2])
+        settled(store)
+        server.execute(f"drop database {name} with (force)")
+        server.execute(f"alter database standby rename to {name}")
+        for part in parts[3:]:
+            store.append(part)
+            settled(store)
+    store.close()
+    assert rows(run_dir, url) == rows(write_run(tmp_path / "other" / "run"))
 
 
 def test_a_session_that_the_server_ends_for_its_idleness_ends_no_run(
