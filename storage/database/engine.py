@@ -29,14 +29,16 @@ DATABASE_VERSION = "0011"
 _BUSY_TIMEOUT_S = 30
 _LOCKED_TIMEOUT_S = 5
 """Seconds that a writer of SQLite waits for a writer of another program."""
-SERVER_PATIENCE = {
+SERVER_OPTIONS: dict[str, int | str] = {
+    "client_encoding": "utf8",
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 5,
     "keepalives_interval": 5,
     "keepalives_count": 2,
 }
-"""Seconds (milliseconds in tcp_user_timeout) after which an unreachable server counts as gone,
+"""Options of connections: text in UTF-8 (of a database without an encoding psycopg makes bytes),
+and seconds (milliseconds in tcp_user_timeout) after which an unreachable server counts as gone,
 instead of minutes. The URL's own options take precedence."""
 
 
@@ -171,9 +173,9 @@ def _server_engine(url: str, **options: Any) -> Engine:
             f"storage.database: {parsed.get_backend_name()} is not supported; leave it out for "
             "SQLite or give postgresql+psycopg://user@host/name"
         )
-    patience = {name: value for name, value in SERVER_PATIENCE.items() if name not in parsed.query}
+    chosen = {name: value for name, value in SERVER_OPTIONS.items() if name not in parsed.query}
     engine = create_engine(
-        parsed.set(drivername="postgresql+psycopg"), connect_args=patience, **options
+        parsed.set(drivername="postgresql+psycopg"), connect_args=chosen, **options
     )
     try:
         engine.connect().close()
@@ -187,7 +189,7 @@ def _server_engine(url: str, **options: Any) -> Engine:
 def _write_session(statement_timeout: str, connection: Any, _: Any) -> None:
     """Set keepalives, so that the transaction of a writer whose host is gone is rolled back."""
     for name in ("idle", "interval", "count"):
-        connection.execute(f"set tcp_keepalives_{name} = {SERVER_PATIENCE[f'keepalives_{name}']}")
+        connection.execute(f"set tcp_keepalives_{name} = {SERVER_OPTIONS[f'keepalives_{name}']}")
     connection.execute(f"set statement_timeout = '{statement_timeout}'")
     connection.commit()
 

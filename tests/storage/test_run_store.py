@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -435,6 +437,22 @@ def test_text_with_nul_and_odd_numbers(tmp_path: Path, postgresql_url: str) -> N
         store.close()
         (row,) = dump(run_dir, url)["prompts"]
         assert "a\ufffdb" in row
+
+
+@pytest.mark.postgresql
+def test_a_database_without_an_encoding(tmp_path: Path, postgresql_url: str) -> None:
+    """As a server makes it that was set up without a locale."""
+    with psycopg.connect(postgresql_url, autocommit=True) as server:
+        server.execute(
+            "create database bare template template0 encoding 'SQL_ASCII' "
+            "lc_collate 'C' lc_ctype 'C'"
+        )
+    url, run_dir = postgresql_url.rpartition("/")[0] + "/bare", tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config(storage={"database": url}))
+    store.append([msgspec.structs.replace(group(1), answer="\U0001f600")])
+    store.close()
+    (row,) = dump(run_dir, url)["prompts"]
+    assert "'\U0001f600'" in row
 
 
 def test_sql_ahead_of_a_journal_that_lost_its_end(tmp_path: Path) -> None:
