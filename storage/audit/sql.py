@@ -76,7 +76,7 @@ def moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
         assert now.connection is not None
         try:
             is_whole = _check_structure(now.connection, findings)
-        except SQLAlchemyError as error:
+        except (UserError, SQLAlchemyError) as error:
             findings.add("sql", "database", f"cannot be read: {error}".splitlines()[0])
             is_whole = False
         yield now if is_whole else None

@@ -80,6 +80,7 @@ def open_reader(run_dir: Path, url: str | None) -> Engine:
     if url is not None:
         readonly = {"postgresql_readonly": True}
         engine = _server_engine(url, execution_options=readonly, poolclass=NullPool)
+        event.listen(engine, "handle_error", partial(_away, mask_password(url)))
     elif path.exists():
         engine = read_file(path)
     else:
@@ -184,6 +185,13 @@ def _server_engine(url: str, **options: Any) -> Engine:
         reason = first_line(error.orig)
         raise DatabaseAwayError(f"cannot reach {where}: {reason}") from error
     return engine
+
+
+def _away(where: str, context: Any) -> DatabaseAwayError | None:
+    """The error of a reader whose server goes away or takes no further connection."""
+    error = context.sqlalchemy_exception
+    is_away = isinstance(error, OperationalError)
+    return DatabaseAwayError(f"cannot read {where}: {first_line(error.orig)}") if is_away else None
 
 
 def _write_session(statement_timeout: str, connection: Any, _: Any) -> None:

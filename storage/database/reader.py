@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, func, select
-from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from headrace.errors import FormatError, UserError
 from headrace.protocol.records.record_types import RECORD_FORMAT
@@ -140,9 +140,7 @@ def open_run(run_dir: Path) -> RunReader:
             row = connection.execute(known).one_or_none()
     except (DatabaseError, UserError) as error:
         if isinstance(error, DatabaseError):
-            is_away = url is not None and isinstance(error, OperationalError)
-            text = f"the database of {run_dir} cannot be read: {error.orig}"
-            error = DatabaseAwayError(text) if is_away else UserError(text)
+            error = UserError(f"the database of {run_dir} cannot be read: {error.orig}")
         if url is not None and time.monotonic() - began > _RETRY_SERVER_S / 5:
             _UNREACHABLE[url] = time.monotonic(), str(error)
         raise error

@@ -11,14 +11,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Incident, UpdateCommitted
 from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import projection
 from storage.audit import audit_run, repair
-from storage.database.engine import open_reader
+from storage.database.engine import DatabaseAwayError, open_reader
+from storage.database.reader import open_run
+from storage.database.tables import Run
 from storage.journal.segments import segment_paths
 from storage.queries import any_line
 from storage.run_store import RunStore
@@ -258,6 +260,21 @@ async def test_a_run_goes_on_without_its_server(
     report = audit_run(coordinator.run_dir)
     assert [f for f in report.findings if f.kind != "checkpoint"] == []
     assert report.looked_at["applied"] >= 45
+
+
+def test_a_server_that_stops_beneath_a_reader_is_a_line(tmp_path: Path, own_server: Server) -> None:
+    """In the middle of an export, or between two queries of a page."""
+    url = own_server.new_database()
+    run_dir = write_run(tmp_path / "run", run_config(storage={"database": url}))
+    reader, query = open_run(run_dir), select(Run.run_id)
+    with pytest.raises(DatabaseAwayError, match=f"cannot read {url}: "), reader.moment() as now:
+        assert now.value(query) == "run"
+        own_server.stop()
+        now.value(query)
+    with pytest.raises(DatabaseAwayError, match=f"cannot read {url}: "):
+        reader.value(query)
+    own_server.start()
+    assert reader.value(query) == "run"
 
 
 def test_a_repair_cuts_nothing_while_the_server_is_away(tmp_path: Path, own_server: Server) -> None:
