@@ -88,13 +88,13 @@ class RunReader:
 
     def columns(self, query: AnySelect, size: int) -> Iterator[Sequence[Sequence[Any]]]:
         """Stream a query's columns in batches of rows; values may be as in `tuples`."""
-        # SQLite makes rows when they are fetched, a server all of them at once unless told.
-        is_file = self.engine.dialect.name == "sqlite"
-        parts = self._fetched(query, size) if is_file else self.stream(query, size)
-        for rows in parts:
+        for rows in self._fetched(query, size):
             yield list(zip(*rows, strict=True))
 
-    def _fetched(self, query: AnySelect, size: int) -> Iterator[Sequence[tuple[Any, ...]]]:
+    def _fetched(self, query: AnySelect, size: int) -> Iterator[Sequence[Any]]:
+        if self.engine.dialect.name != "sqlite":
+            yield from self.stream(query, size)  # a server makes all rows at once unless told
+            return
         with self._connected() as connection:
             result = connection.execute(query)
             assert result.cursor is not None

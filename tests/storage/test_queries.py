@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import (
@@ -28,6 +29,8 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.run_files.run_folder import find_run, hold_writer
 from storage import queries
+from storage.database.reader import open_run
+from storage.database.tables import Trajectory
 from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import segment_paths
 from storage.queries.runs import run_line
@@ -517,6 +520,22 @@ def test_queries_on_postgresql(tmp_path: Path, postgresql_url: str) -> None:
     assert page.total == 2
     detail = queries.trajectory_detail(run_dir, 10)
     assert detail.tokens.token_ids.tolist() == list(range(20))
+
+
+@pytest.mark.postgresql
+def test_rows_of_a_server_are_fetched_in_parts(
+    tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a long run would fill the memory, as a driver has all of a plain query at once."""
+    monkeypatch.setattr("storage.database.reader._FETCH_ROWS", 2)
+    run_dir = write_run(tmp_path / "run", run_config(storage={"database": postgresql_url}))
+    query, cursors = select(Trajectory.trajectory_id), "select name from pg_cursors where name > ''"
+    with open_run(run_dir).moment() as now:
+        assert now.connection is not None
+        for rows in (now.tuples(query), now.columns(query, 2)):
+            assert next(rows)
+            assert len(now.connection.exec_driver_sql(cursors).all()) == 1
+            assert list(rows)
 
 
 def test_sources_of_rewards(tmp_path: Path) -> None:
