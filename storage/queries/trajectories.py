@@ -265,9 +265,9 @@ def _is_in(column: Any, values: Sequence[Any]) -> ColumnElement[bool]:
 
 
 def _says(text: str) -> ColumnElement[bool]:
-    """Prompt, answer or the prompt's id contain a text."""
+    """Prompt, answer or the prompt's id contain a text, in whatever case."""
     places = (Prompt.text, Prompt.answer, Group.prompt_id)
-    return or_(*(place.contains(text, autoescape=True) for place in places))
+    return or_(*(place.icontains(text, autoescape=True) for place in places))
 
 
 def episode_ends(run_dir: Path) -> dict[str, int]:

@@ -516,6 +516,8 @@ def test_queries_on_postgresql(tmp_path: Path, postgresql_url: str) -> None:
         pages = [queries.dropped_page(folder, **asked) for folder in (run_dir, plain)]
         assert pages[0].rows.equals(pages[1].rows)
         assert pages[0].total == pages[1].total > 0
+    for folder in (run_dir, plain):
+        assert queries.trajectory_page(folder, search="PROMPT-1").total == 2
     page = queries.trajectory_page(run_dir, where="reward > 0 or status like '%trunc%'")
     assert page.total == 2
     detail = queries.trajectory_detail(run_dir, 10)
