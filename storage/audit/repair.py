@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 import msgspec
 import pyarrow as pa
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from headrace.errors import UserError, first_line
@@ -39,7 +39,6 @@ from storage.audit.reading import UNREADABLE, JournalRecord, UsableRecords, surv
 from storage.audit.sql import RECORDS_PER_TRANSACTION, check_rows, moment
 from storage.database.engine import SQLITE_NAME, open_file, open_writer
 from storage.database.reader import check_formats, open_run, read_config
-from storage.database.tables import Projection
 from storage.journal.checkpoints import orphan_checkpoints
 from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import SegmentWriter, recover, segment_paths
@@ -289,9 +288,7 @@ def _known(run_dir: Path) -> int:
     """Number of records that checkpoints and the database know of."""
     known = [orphan.records for orphan in orphan_checkpoints(run_dir)]
     with contextlib.suppress(UserError, SQLAlchemyError, *UNREADABLE):
-        reader = open_run(run_dir)
-        query = select(Projection.next_offset).where(Projection.run == reader.key)
-        known += [row.next_offset for row in reader.rows(query)]
+        known.append(open_run(run_dir).next_offset())
     return max(known, default=0)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import select
 
 from headrace.protocol.records.record_types import RECORD_FORMAT
 from headrace.run_files.run_folder import is_running
@@ -30,7 +29,6 @@ from storage.audit.sequences import SequenceChecks
 from storage.audit.sql import check_facts, check_rows, moment
 from storage.audit.updates import UpdateChecks
 from storage.database.reader import RunReader, check_formats, read_config
-from storage.database.tables import Projection
 from storage.journal.store import run_id_of
 
 AuditProgress = Callable[[int, int], None]
@@ -125,9 +123,7 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
 
 def _projected(reader: RunReader, journal: JournalSurvey, findings: Findings) -> int:
     """The offset up to which SQL has the journal."""
-    query = select(Projection.next_offset).where(Projection.run == reader.key)
-    found: int = reader.value(query)
-    if found > journal.end:
+    if (found := reader.next_offset()) > journal.end:
         text = f"has {found} records, and the journal {journal.end} that can be read"
         findings.add("sql", "projection", text)
     return found

@@ -74,6 +74,10 @@ class RunReader:
         """Time of the run's first record; 0 before there is one."""
         return float(self.value(select(Run.started_at).where(Run.id == self.key)) or 0.0)
 
+    def next_offset(self) -> int:
+        """The first offset of the journal that SQL does not have."""
+        return int(self.value(select(Projection.next_offset).where(Projection.run == self.key)))
+
     def stream(self, query: AnySelect, size: int) -> Iterator[Sequence[Any]]:
         """The rows of a query in batches, without holding all of them in memory."""
         with self._connected() as connection:

@@ -25,7 +25,7 @@ from sqlalchemy import select
 
 from headrace.protocol.records.record_types import AuditArrived
 from storage.database.reader import RunReader, read_config
-from storage.database.tables import Projection, Trajectory
+from storage.database.tables import Trajectory
 from storage.database.trajectory_rows import COLUMNS as COLUMNS_OF
 from storage.exports.columns import array_of, scalar_field
 from storage.journal.responses import Int64
@@ -135,8 +135,7 @@ def _rows(reader: RunReader, schema: pa.Schema) -> pa.Table:
         if len(_KNOWN) > MAX_RUNS:
             _KNOWN.popitem(last=False)
     with known.lock:
-        newest = select(Projection.next_offset).where(Projection.run == reader.key)
-        offset = reader.value(newest)
+        offset = reader.next_offset()
         if offset < known.offset:  # the run was cut: nothing of it is certain
             known.rows, known.settled = schema.empty_table(), 0
         if offset != known.offset:
