@@ -6,7 +6,6 @@ inside the caller's transaction and moves `projection.next_offset` in it: each r
 exactly once, whatever is replayed. The kinds that move windows between states keep their order.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -133,8 +132,6 @@ def apply(connection: Connection, run: int, records: Sequence[tuple[int, r.Recor
 
 def _public(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without the database's password."""
-    values: dict[str, Any] = json.loads(json.dumps(config))
-    url = values.get("storage", {}).get("database")
-    if url is not None:
-        values["storage"]["database"] = mask_password(url)
-    return values
+    storage = dict(config["storage"])
+    storage["database"] = storage["database"] and mask_password(storage["database"])
+    return {**config, "storage": storage}
