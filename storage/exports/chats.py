@@ -51,8 +51,8 @@ class PromptChats:
     """The chats among a run's prompts, their images and tools.
 
     `complete`: the policy read every training prompt as a chat, or an environment makes turns of
-    what follows it. `fields`: columns of what there is of images, if `columns` has them, and of
-    tools. With `for_verl` there are none of tools, and `<image>` stands in chats for each of the
+    what follows it. `fields`: columns of what there is of images and tools, if `columns` has
+    them. With `for_verl` there are none of tools, and `<image>` stands in chats for each of the
     images. `most`: answers that are read at a time, as each has its images in memory."""
 
     def __init__(self, reader: RunReader, columns: ColumnNames, *, for_verl: bool = False) -> None:
@@ -62,15 +62,16 @@ class PromptChats:
         """Tools by trajectory, where they are its agent's."""
         self._store = MediaStore(reader.run_dir / MEDIA)
         environment = read_config(reader.run_dir).get("environment") or {}
+        read = ("images", "tools") if columns is None else columns
         for batch in read_batches(reader.journal):
             issues = batch.filter(pc.equal(batch.column("kind"), GroupIssued.__name__))
             for body in issues.column("body").to_pylist():
                 issue = decoder.decode(body)
                 issue.prompt_ids = issue.prompt_ids[:1]  # An agent's prompt has none.
-                issue.media = issue.media if columns is None or "images" in columns else []
+                issue.media = issue.media if "images" in read else []
                 if issue.messages or not issue.prompt_ids:
                     self._asked.setdefault(issue.prompt_id, issue)
-            if environment:
+            if environment and "tools" in read and not for_verl:
                 for _, chunk in decode(batch.filter(pc.equal(batch.column("chunk_index"), 0))):
                     assert isinstance(chunk, ChunkArrived)
                     if chunk.streams and (step := chunk.streams.step) and step.tools:
@@ -92,8 +93,7 @@ class PromptChats:
         """An answer's values of `fields`. MediaError: an image is missing, or is damaged."""
         store, found = self._store, self._asked.get(answer["prompt_id"], _PromptRecord()).media
         images = [{"bytes": store.read(m.digest), "path": str(store.path(m.digest))} for m in found]
-        tools = self._offered.get(answer["trajectory_id"], self._tools)
-        return {"images": images, "tools": tools}
+        return {"images": images, "tools": self._offered.get(answer["trajectory_id"], self._tools)}
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
         """A prompt as a chat: a plain one is what the user says, an agent's is not read."""

@@ -41,7 +41,7 @@ def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
     scored = and_(t.purpose == "train", t.last_offset.is_not(None), t.correct.is_not(None))
     names = ("group_id", "prompt_id", "prompt", "correct")
     with open_run(run_dir).moment() as reader:
-        decoder, chats = required_decoder(run_dir), PromptChats(reader, None)
+        decoder, chats = required_decoder(run_dir), PromptChats(reader, ("images",))
         for page in pages(reader, wanted_where(reader, scored), names):
             columns, said = (page.scalars[name] for name in names), response_chats(page, decoder)
             for group, prompt, asked, right, (chat, own) in zip(*columns, said, strict=True):
