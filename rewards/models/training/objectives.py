@@ -65,8 +65,7 @@ def build_objective(
     match config.objective:
         case SftConfig():
             # Random weights are saved with the end tokens of their shape alone.
-            chats = tokenizer.chat_template and not config.training.from_scratch
-            end = end_of_turn(tokenizer, config.model) if chats else None
+            end = None if config.training.from_scratch else end_of_turn(tokenizer, config.model)
             return SftObjective(tokenizer, mode, images, end)
         case BradleyTerryConfig():
             return BradleyTerryObjective(tokenizer, mode, images)
@@ -79,15 +78,16 @@ def build_objective(
 
 
 def end_of_turn(tokenizer: Any, model: ModelConfig) -> int | None:
-    """Return the token that the chat template writes behind an answer, where generators stop at it;
-    else None."""
+    """Return the template's token behind an answer, where generators stop at it; else None."""
     mark = "c8b07e"
     said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-    behind = chat_text(tokenizer, said, begins_answer=False).rpartition(mark)[2]
+    try:
+        behind = chat_text(tokenizer, said, begins_answer=False).rpartition(mark)[2]
+    except UserError:  # Without a template, or with one that refuses it, for texts alone.
+        return None
     shape = read_config(model.path, trust_remote_code=model.trust_remote_code)
-    ends = end_token_ids(model.path, shape)
     first = tokenizer(behind, add_special_tokens=False)["input_ids"][:1]
-    return next((token for token in first if token in ends), None)
+    return next((token for token in first if token in end_token_ids(model.path, shape)), None)
 
 
 class SftObjective:

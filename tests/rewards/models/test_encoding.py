@@ -164,3 +164,5 @@ def test_an_answer_ends_as_the_models_turns_do(
         assert row.ids[-1] == row.targets[-1] == last
     GenerationConfig(eos_token_id=eos).save_pretrained(tmp_path)
     assert end_of_turn(pieces, ModelConfig(path=str(tmp_path))) is None, "no generator would stop"
+    monkeypatch.setattr(pieces, "chat_template", "{{ raise_exception('no chats of two') }}")
+    assert end_of_turn(pieces, ModelConfig(path=str(tmp_path))) is None, "for plain texts alone"
