@@ -133,7 +133,7 @@ class EpisodeManager:
         self._queue.extend(early)
         for name, worker in self._workers.items():
             asks, ended = out.get(name, []), worker.ended
-            if asks or len(ended) >= MOST_OUT:
+            if asks or ended:
                 worker.ended = []
                 most = self._hub.config.transport.request_bytes
                 for part in in_parts(asks, most) if asks else [[]]:

@@ -544,6 +544,29 @@ def test_a_branch_waits_for_its_origin_at_another_worker(tmp_path: Path) -> None
     play(tmp_path / "run-1", story, workers=WORKERS)
 
 
+def test_a_worker_hears_at_once_of_a_branch_that_met_a_limit(tmp_path: Path) -> None:
+    """Its origin waits there for the agent, which waits for the branch: nothing else may be asked
+    any more, as at the end of an evaluation."""
+
+    async def story(stage: EpisodeStage) -> None:
+        asks, first = stage.sent[WORKERS[0]], stage.first()
+        worker = stage.hub.peers.environments[WORKERS[0]]
+        await stage.answer(MORE)
+        await stage.turn(first, 2)
+        asks.sort(key=lambda ask: ask.trajectory_id != first.trajectory_id)
+        await stage.answer(MORE, status="branched")
+        (key,) = [ask.trajectory_id for ask in asks if ask.branch_of == first.trajectory_id]
+        branch = stage.hub.account.trajectories[key]
+        asks.sort(key=lambda ask: ask.trajectory_id != key)
+        await stage.answer(MORE)
+        stage.coordinator.parts.generation.draining = True
+        await stage.turn(branch, 3, "length")
+        assert (branch.status, first.status, first.paused) == ("truncated", "running", True)
+        assert (key in worker.knows, worker.ended) == (False, [])
+
+    play(tmp_path / "run-1", story)
+
+
 def test_tools_that_an_agent_offers_are_in_the_journal_alone(tmp_path: Path) -> None:
     """They may be long, and a snapshot has every step of the episodes in play."""
     tools = [{"type": "function", "function": {"name": "double"}}]
