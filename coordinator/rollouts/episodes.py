@@ -158,10 +158,9 @@ class EpisodeManager:
         return next((n for n, w in self._workers.items() if not w.knows.isdisjoint(family)), None)
 
     def _ask(self, trajectory: Trajectory, *, fresh: bool) -> StepAsk:
-        group = self._hub.account.groups[trajectory.group_id]
-        first = self._hub.account.members(trajectory.group_id)[0]
-        count = len(trajectory.steps)
-        is_agent = self._config.is_agent
+        account, count = self._hub.account, len(trajectory.steps)
+        group, is_agent = account.groups[trajectory.group_id], self._config.is_agent
+        begun = map(account.trajectories.get, self._branches.get(trajectory.trajectory_id, ()))
         said = json.loads(group.messages) if is_agent and group.messages else group.prompt
         row = {"id": group.prompt_id, "prompt": said, "answer": group.answer}
         if group.messages and not is_agent:
@@ -175,9 +174,10 @@ class EpisodeManager:
             ],
             known=[step.digest for step in trajectory.steps] if fresh else [],
             row=json.dumps(json.loads(group.info) | row),
-            seed=first.seed,
+            seed=account.members(trajectory.group_id)[0].seed,
             branch_of=branch_of(group),
-            branches=self._branches.get(trajectory.trajectory_id, []),
+            # Played again, an agent would wait for the turns of one that has ended.
+            branches=[one.trajectory_id for one in begun if one and not one.ended],
         )
 
     def _turn(self, trajectory: Trajectory, number: int, *, whole: bool) -> PolicyTurn:
@@ -234,9 +234,9 @@ class EpisodeManager:
     def _count(self, group: r.GroupIssued) -> None:
         """Count a branch as in play at once, because its origin waits for it."""
         if (first := branch_of(group)) >= 0:
-            own = [t for t in self._hub.account.members(group.group_id) if not t.ended]
-            self._branches.setdefault(first, []).extend(t.trajectory_id for t in own)
-            self._hub.scheduler.issued(t for t in own if t.purpose == "train")
+            self._branches.setdefault(first, []).extend(group.trajectory_ids)
+            own = self._hub.account.members(group.group_id)
+            self._hub.scheduler.issued(t for t in own if t.purpose == "train" and not t.ended)
 
     def _take(self, name: str, trajectory: Trajectory, reply: StepReply) -> None:
         step, problem = reply.step, None

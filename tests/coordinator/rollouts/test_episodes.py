@@ -549,22 +549,28 @@ def test_a_worker_hears_at_once_of_a_branch_that_met_a_limit(tmp_path: Path) -> 
     any more, as at the end of an evaluation."""
 
     async def story(stage: EpisodeStage) -> None:
-        asks, first = stage.sent[WORKERS[0]], stage.first()
-        worker = stage.hub.peers.environments[WORKERS[0]]
-        await stage.answer(MORE)
+        first = stage.first()
+        keys = {n: [ask.trajectory_id for ask in stage.sent[n]] for n in WORKERS}
+        name, other = sorted(WORKERS, key=lambda n: first.trajectory_id not in keys[n])
+        asks, worker = stage.sent[name], stage.hub.peers.environments[name]
+        asks.sort(key=lambda ask: ask.trajectory_id != first.trajectory_id)
+        await stage.answer(MORE, name=name)
         await stage.turn(first, 2)
         asks.sort(key=lambda ask: ask.trajectory_id != first.trajectory_id)
-        await stage.answer(MORE, status="branched")
+        await stage.answer(MORE, name=name, status="branched")
         (key,) = [ask.trajectory_id for ask in asks if ask.branch_of == first.trajectory_id]
         branch = stage.hub.account.trajectories[key]
         asks.sort(key=lambda ask: ask.trajectory_id != key)
-        await stage.answer(MORE)
+        await stage.answer(MORE, name=name)
         stage.coordinator.parts.generation.draining = True
         await stage.turn(branch, 3, "length")
         assert (branch.status, first.status, first.paused) == ("truncated", "running", True)
         assert (key in worker.knows, worker.ended) == (False, [])
+        await stage.say(name, m.Goodbye())
+        (again,) = [a for a in stage.sent[other] if a.trajectory_id == first.trajectory_id]
+        assert (again.turn, again.branches) == (1, []), "nobody would ask for its turns"
 
-    play(tmp_path / "run-1", story)
+    play(tmp_path / "run-1", story, workers=WORKERS)
 
 
 def test_tools_that_an_agent_offers_are_in_the_journal_alone(tmp_path: Path) -> None:
