@@ -88,15 +88,15 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
 
 
 def _says_more(chat: list[Any], answer: str, asked: Any) -> bool:
-    """Return whether a chat has as messages what an export's texts have in a template's frame: the
-    prompt, or turns before the last."""
+    """Return whether a chat has messages of what the texts have framed: prompt, earlier turns."""
     if not chat or not isinstance(chat[-1], dict) or chat[-1].get("role") != "assistant":
         return False
-    *before, last = map(text_of, chat)
-    if answer != last:
+    # Templates strip what they put into the frame, and a message of the system may be empty.
+    *before, last = ((text_of(message) or "").strip() for message in chat)
+    if answer.strip() != last:
         return any(text and text in answer for text in before)
-    framed = bool(before) and isinstance(asked, str) and asked not in before
-    return framed and all(text and text in asked for text in before)
+    framed = any(before) and isinstance(asked, str) and asked.strip() not in before
+    return framed and all(text in asked for text in before)
 
 
 def _tools(record: Record, where: str) -> Tools:

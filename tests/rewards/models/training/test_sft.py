@@ -28,6 +28,7 @@ from tests.rewards.models.small import ROOT, Silence, run, small
 RECIPE = ROOT / "recipes" / "sft" / "cold-start.toml"
 CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
 ANSWERED = [*CHAT, {"role": "assistant", "content": "12"}]
+SPACED = [{"role": "system", "content": ""}, {"role": "user", "content": "What is 7 + 5?\n"}]
 TURNS = [
     *CHAT, {"role": "assistant", "content": "add 7 5"}, {"role": "tool", "content": "12"},
     {"role": "assistant", "content": "#12"},
@@ -51,6 +52,14 @@ def recipe(root: Path, *overrides: str) -> RewardModelConfig:
         (
             {"prompt": "<u>What is 7 + 5?<a>", "response": "12", "messages": ANSWERED},
             Demonstration(CHAT, "12"),
+        ),
+        (
+            {
+                "prompt": "<u>What is 7 + 5?<a>",
+                "response": "12",
+                "messages": [*SPACED, ANSWERED[-1]],
+            },
+            Demonstration(SPACED, "12"),
         ),
         (
             {"prompt": "7+5=", "response": "add 7 5 12 #12", "messages": TURNS, "tools": TOOLS},
