@@ -76,9 +76,9 @@ class Pag:
     The policy answers, says whether that is right, and answers again where it says `wrong`; a
     verdict that is neither word ends the episode. An answer earns 1 where it is the row's `answer`,
     a verdict 1 where it is true, a revision `alpha` times what it has won over the attempt besides
-    (Eq. of section 3.2: 2, 1, 0 or -1). With probability `given` a random one of `candidates` is
-    inserted as the attempt, so that there are wrong ones to judge. `always`: every verdict is
-    followed by a revision, for comparison.
+    (Eq. of section 3.2: 2, 1, 0 or -1). Where an episode is cut its last whole answer decides. With
+    probability `given` a random one of `candidates` is inserted as the attempt, so that there are
+    wrong ones to judge. `always`: every verdict is followed by a revision, for comparison.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Pag:
         if act == "attempt":
             self._attempt, self._next = said, "verdict"
             right = float(said == self._answer)
-            return _ask(self._verify, right, VERDICT, first_right=right)
+            return _ask(self._verify, right, VERDICT, success=bool(right), first_right=right)
         was_right = self._attempt == self._answer
         if act == "verdict":
             right_word, wrong = self._words
@@ -115,7 +115,7 @@ class Pag:
             recall = {"right_recall" if was_right else "wrong_recall": true}
             if said == wrong or (self._always and said == right_word):
                 self._next = "revision"
-                return _ask(self._revise, true, ANSWER, revised=1.0, **recall)
+                return _ask(self._revise, true, ANSWER, success=was_right, revised=1.0, **recall)
             metrics = {"revised": 0.0, **recall}
             return Step(reward=true, done=True, success=was_right, metrics=metrics)
         is_right = said == self._answer
@@ -128,9 +128,9 @@ class Pag:
         )
 
 
-def _ask(text: str, reward: float, act: int, **metrics: float) -> Step:
+def _ask(text: str, reward: float, act: int, *, success: bool, **metrics: float) -> Step:
     said = [InsertedMessage("user", text)]
-    return Step(messages=said, reward=reward, act=act, metrics=metrics)
+    return Step(messages=said, reward=reward, act=act, success=success, metrics=metrics)
 
 
 async def command(

@@ -85,6 +85,17 @@ def test_turns_of_pag_earn_what_the_paper_says(
     assert steps[-1].success is success
 
 
+@pytest.mark.parametrize(("turns", "won"), [("4", True), ("7", False), ("4-", True), ("7-", False)])
+def test_a_cut_episode_of_pag_is_won_by_its_last_whole_answer(turns: str, won: bool) -> None:
+    """A true verdict on a wrong attempt earns 1, as a right answer does, and makes nothing right:
+    where the revision is cut off, the sum of the rewards says nothing of the answer."""
+    made = Pag()
+    made.reset({"answer": "4"}, 0)
+    steps = [made.step(turn(each)) for each in turns]
+    assert sum(step.reward for step in steps) == float(turns in ("4", "4-", "7-"))
+    assert (steps[-1].done, steps[-1].success) == (False, won)
+
+
 def test_given_attempts_of_pag_are_judged_alike() -> None:
     given = []
     for seed in range(500):
