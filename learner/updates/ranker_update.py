@@ -112,14 +112,14 @@ class RankerUpdate:
 
 
 def clicked_lists(shard: Shard, decode: Any) -> Iterator[RankedList | None]:
-    """Yield each ending answer's list, with it as query; None: no list to learn from."""
+    """Yield each ending answer's list, with its last turn as query; None: none to learn from."""
     for window in shard.windows:
         if not window.row:
             continue
         sequence = shard.sequences[window.sequence]
-        runs = [range(start, end) for start, end in sequence.sampled]
-        places = [sequence.opening + position for run in runs for position in run]
-        text = str(decode(sequence.token_ids[places].tolist(), skip_special_tokens=True))
+        start, end = sequence.sampled[-1]  # The last turn: what the reward reads.
+        ids = sequence.token_ids[sequence.opening + start : sequence.opening + end]
+        text = str(decode(ids.tolist(), skip_special_tokens=True))
         try:
             ranked = replace(ranked_list_of(json.loads(window.row), "the row"), query=text)
         except UserError:

@@ -87,6 +87,25 @@ def test_an_answer_that_ended_stands_in_the_place_of_its_query() -> None:
     assert part_bytes(shard.windows[0]) > bare + len(shard.windows[0].row) - 1
 
 
+def test_of_an_episode_the_last_turn_alone_is_the_query() -> None:
+    """The reward scores that one; a call of a tool before it is no query that anybody asked."""
+    shard = shard_of(1)
+    sequence, window = shard.sequences[0], shard.windows[0]
+    prompt, answer = np.split(sequence.token_ids, [sequence.opening])
+    call, told = TOKENIZER.encode("Xb"), TOKENIZER.encode(";")
+    begun = len(call) + 1 + len(told)
+    ids = [*prompt, *call, TOKENIZER.eos_token_id, *told, *answer]
+    played = changed(
+        sequence,
+        token_ids=np.array(ids, np.int32),
+        sampled=[(0, len(call) + 1), (begun, begun + answer.size)],
+    )
+    alone = Shard(sequences=[played], windows=[window], values=[])
+    (ranked,) = clicked_lists(alone, TOKENIZER.decode)
+    assert ranked is not None
+    assert ranked.query == ANSWER
+
+
 def test_clicks_teach(tmp_path: Path) -> None:
     part = fresh(lists=8, epochs=2, minibatches=2)
     shard = shard_of(8)
