@@ -25,7 +25,7 @@ class EvaluationConfig(StrictModel):
     """Answers to each."""
 
     rows: Literal["held_out", "training"] = "held_out"
-    """training: the first prompts of training, in file order (`headrace score`)."""
+    """training: its first prompts in file order, sampled as there (`headrace score`)."""
 
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""

@@ -40,3 +40,20 @@ async def test_a_lease_goes_on_behind_what_is_known_as_its_purpose_says(tmp_path
     assert sampling == {
         "train": training, "probe": training, "eval": held_out, "along": held_out,
     }  # fmt: skip
+
+
+async def test_prompts_are_scored_by_answers_as_training_samples_them(tmp_path: Path) -> None:
+    """`headrace score` of a recipe with greedy evaluations would get one answer sixteen times, and
+    `select` would take every prompt that this one misses for a prompt that nobody can solve."""
+    config = run_config(
+        evaluation={
+            "before": False, "after": False, "rows": "training", "temperature": 0.0, "top_p": 0.25,
+        },
+        generator={"temperature": 0.75, "fire": {"top_k": 3}},
+        stop={"updates": 10**6},
+    )  # fmt: skip
+    async with staged(config, tmp_path / "run") as stage:
+        known = stage.hub.account.trajectories[await leased(stage)]
+        asked = replace(known, purpose="eval")
+        lease = stage.coordinator.parts.generation._make_lease(asked)
+    assert (lease.temperature, lease.top_p, lease.top_k, lease.fire) == (0.75, 1.0, -1, None)
