@@ -70,15 +70,15 @@ def select(arguments: argparse.Namespace) -> int:
     rows = {row.id: row for row in source.training_rows(config.evaluation.num_prompts)}
     scores = list(_scores(run_dir, rows, arguments.domain))
     found = select_prompts(scores, arguments.keep, norm=arguments.norm, guard=arguments.guard)
-    base: list[TaskRow] = []
-    if arguments.base is not None:
-        base = _source(config, arguments.base).training_rows(10**9)  # all
+    base = [] if arguments.base is None else _source(config, arguments.base).training_rows(10**9)
     known = {question_of(row.prompt) for row in base}
     chosen = [rows[key] for key in found.kept if question_of(rows[key].prompt) not in known]
     held_out: list[TaskRow] = []
-    if any(t.kind == "dataset" and t.eval_path is None for t in members(config.task).values()):
+    tasks = members(config.task).values()
+    if any(t.kind == "dataset" and t.eval_path is None for t in tasks):
         # The hash that holds them out takes none of the chosen ones.
-        held_out = source.eval_rows(config.evaluation.num_prompts)
+        has_end = all(t.kind == "dataset" for t in tasks)
+        held_out = source.eval_rows(10**9 if has_end else config.evaluation.num_prompts)
     everything = [*base, *chosen, *held_out]
     records = (_record(row, folder, members(config.task).get(row.domain)) for row in everything)
     lines = [json.dumps(record, default=str) for record in records]

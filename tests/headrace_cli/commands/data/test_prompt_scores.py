@@ -69,6 +69,20 @@ def test_a_prompt_that_the_base_has_as_a_chat_is_not_chosen(
     assert told["rows"] == told["base"] == len(training)
 
 
+def test_all_held_out_rows_are_kept_however_few_prompts_were_scored(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else runs with the file and without it would be evaluated on other prompts."""
+    pool, out = rows_in(tmp_path, "pool", 400), tmp_path / "hard.jsonl"
+    run_dir = scored_run(recipe, pool, monkeypatch, scored=SCORED)
+    assert main(["select", run_dir, "--keep", "2", "--out", str(out)]) == 0
+    task = run_folder.read_config(Path(run_dir)).task
+    files = (task, task.model_copy(update={"path": str(out)}))
+    before, after = (build_source(each, 0).eval_rows(400) for each in files)
+    assert len(before) > SCORED
+    assert [row.prompt for row in after] == [row.prompt for row in before]
+
+
 def test_a_domain_of_which_nothing_is_kept_has_no_mean() -> None:
     """Two prompts of one domain with means of 0.25 and 0.5, and none of the other, are kept."""
     means = {"a1": 0.25, "a2": 0.5, "a3": 1.0, "b1": 0.75}
