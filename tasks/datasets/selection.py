@@ -23,8 +23,8 @@ GUARD_SAMPLES = 16
 
 
 class PromptScore(NamedTuple):
-    """Number, mean, lowest and highest reward of a prompt's scored answers. `domain`: whose scores
-    can be compared."""
+    """Number, mean, lowest and highest reward of a prompt's scored answers, and the share of right
+    ones (`solved`). `domain`: whose scores can be compared."""
 
     prompt_id: str
     domain: str
@@ -32,6 +32,7 @@ class PromptScore(NamedTuple):
     mean: float
     lowest: float
     best: float
+    solved: float = 0.0
 
 
 class PromptSelection(NamedTuple):
@@ -51,11 +52,10 @@ def select_prompts(
         of them from 1 on. norm: what is compared: raw means; the quantile of a prompt in its
         domain; or (mean - mean of the domain) / standard deviation of the domain, of a population.
         z-scores are for reward models whose offsets differ by domain: on pass rates they select
-        easy prompts, whose scores hardly spread. guard: leave out prompts of which no answer earned
-        more than the lowest reward of the domain.
+        easy prompts, whose scores hardly spread. guard: leave out prompts without a right answer of
+        which none earned more than the lowest reward of the domain.
 
-    Ties are broken by a hash of the id. UserError: a share or number that does not fit; too few
-    answers for the guard.
+    Ties are broken by a hash of the id. UserError: `keep` does not fit; too few answers to guard.
     """
     count = math.ceil(round(keep * len(scores), 6)) if keep < 1 else int(keep)  # 0.07 * 100 > 7
     if not scores or keep <= 0 or count > len(scores) or (keep >= 1 and keep != count):
@@ -78,7 +78,7 @@ def _broken(scores: Sequence[PromptScore]) -> set[str]:
     floors: dict[str, float] = {}
     for score in scores:
         floors[score.domain] = min(score.lowest, floors.get(score.domain, math.inf))
-    return {score.prompt_id for score in scores if score.best <= floors[score.domain]}
+    return {s.prompt_id for s in scores if s.best <= floors[s.domain] and not s.solved}
 
 
 def _comparable(scores: Sequence[PromptScore], norm: Norm) -> list[float]:

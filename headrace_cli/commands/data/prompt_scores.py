@@ -158,7 +158,7 @@ def _scores(
             )
         if found["scored"]:
             name = found["reward_source"] if domain is None else row.info[domain]
-            figures = (found[key] for key in ("scored", "mean", "lowest", "best"))
+            figures = (found[key] for key in ("scored", "mean", "lowest", "best", "solved"))
             yield PromptScore(row.id, str(name), *figures)
 
 

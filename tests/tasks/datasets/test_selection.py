@@ -93,6 +93,16 @@ def test_raw_pass_rates_with_a_guard_keep_hard_prompts(seed: int) -> None:
     assert share("E", select_prompts(scores, 0.1, norm="zscore", guard=False).kept) > 0.4
 
 
+def test_prompts_that_every_answer_solves_are_not_broken() -> None:
+    """Of a domain that is solved altogether the lowest reward is that of right answers."""
+    easy = [PromptScore(f"E{n}", "easy", 16, 1.0, 1.0, 1.0, solved=1.0) for n in range(4)]
+    shares = {"H0": 0.0, "H1": 0.25, "H2": 0.5}
+    hard = [PromptScore(k, "hard", 16, s, 0.0, float(s > 0), solved=s) for k, s in shares.items()]
+    found = select_prompts([*easy, *hard], 7, norm="quantile", guard=True)
+    assert found.broken == ["H0"]
+    assert sorted(found.kept) == ["E0", "E1", "E2", "E3", "H1", "H2"]
+
+
 def test_ties_are_broken_by_a_hash_and_not_by_order() -> None:
     scores = [PromptScore(str(n), "d", 16, 0.5, 0.0, 1.0) for n in range(200)]
     kept = select_prompts(scores, 20, norm="raw", guard=True).kept

@@ -34,7 +34,10 @@ def scored_run(
     task = f'task={{kind="dataset",path="{pool}"{more}}}'
     overrides = [task, f"evaluation.num_prompts={scored}", f'root="{pool.parent}/runs"']
     config = load_recipe(recipe, overrides)
-    figures = {"reward_source": "default", "scored": 16, "mean": 0.5, "lowest": 0.0, "best": 1.0}
+    figures = {
+        "reward_source": "default", "scored": 16, "mean": 0.5, "lowest": 0.0, "best": 1.0,
+        "solved": 0.5,
+    }  # fmt: skip
     rows = build_source(config.task, config.seed).training_rows(scored)
     found = [{"prompt_id": row.id, "answer": row.answer} | figures for row in rows]
     monkeypatch.setattr("storage.queries.prompt_scores", lambda run_dir: pd.DataFrame(found))
