@@ -50,12 +50,14 @@ class RankerUpdate:
     def __init__(self, part: RankerSetup, place: RankContext, shard: Shard, *, update: int) -> None:
         ranker, config = part.ranker, part.config
         self._ranker, self._engine, self._config = ranker, part.engine, config
-        self._place, self._update = place, update
+        self._place, self._seed = place, [place.seed, update, STREAM]
         self.log = StepLog(place.work, f"update {update}: ranker step")
         self.log.planned = config.epochs * config.minibatches
         found = list(clicked_lists(shard, part.decode))
-        self._lists = [ranked for ranked in found if ranked is not None][: config.lists]
-        self._left_out = sum(ranked is None for ranked in found)
+        sound = [ranked for ranked in found if ranked is not None]
+        order = np.random.default_rng(self._seed).permutation(len(sound))  # the longest come first
+        self._lists = [sound[i] for i in order[: config.lists]]
+        self._left_out = len(found) - len(sound)
         self._examples: list[Example] = [
             (ranker.row(ranked, i, reads_history=part.reads_history), label)
             for ranked in self._lists
@@ -68,11 +70,9 @@ class RankerUpdate:
             return
         self._ranker.model.train()
         for epoch in range(self._config.epochs):
-            seed = [self._place.seed, self._update, STREAM, epoch]
-            order = np.random.default_rng(seed).permutation(len(self._examples))
+            order = np.random.default_rng([*self._seed, epoch]).permutation(len(self._examples))
             for part in np.array_split(order, self._config.minibatches):
-                count = torch.tensor(part.size, device=self._place.device)
-                total = int(self._place.total(count))
+                total = int(self._place.total(torch.tensor(part.size, device=self._place.device)))
                 if total and not self._step([self._examples[i] for i in part], total):
                     return
 

@@ -63,7 +63,7 @@ class RankerTraining(OptimizerConfig):
     """Learning rate after warm-up."""
 
     lists: int = Field(default=32, ge=1)
-    """Maximum number of lists per rank and update, the first ones."""
+    """Maximum number of lists per rank and update, drawn at random."""
 
     max_tokens: int = Field(default=128, ge=16)
     """Maximum row length in tokens; the oldest queries go first."""

@@ -106,6 +106,16 @@ def test_of_an_episode_the_last_turn_alone_is_the_query() -> None:
     assert ranked.query == ANSWER
 
 
+def test_lists_are_drawn_and_are_not_always_those_of_the_longest() -> None:
+    """A rank's sequences come longest first: the first lists would be of the longest sessions."""
+    shard, part = shard_of(8), fresh(lists=2)
+    updates = [RankerUpdate(part, RankContext(device=CPU), shard, update=i) for i in range(40)]
+    assert {len(update._lists) for update in updates} == {2}
+    assert len({ranked.candidates for update in updates for ranked in update._lists}) == 8
+    again = RankerUpdate(part, RankContext(device=CPU), shard, update=7)
+    assert again._lists == updates[7]._lists, "as after a rollback"
+
+
 def test_clicks_teach(tmp_path: Path) -> None:
     part = fresh(lists=8, epochs=2, minibatches=2)
     shard = shard_of(8)
