@@ -49,6 +49,8 @@ def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
         return f"temperature = {params.temperature:g} is no cooler than {fire.temperature:g}"
     if params.top_k > 0 and not 0 < fire.top_k <= params.top_k:
         return f"top_k = {params.top_k} cuts {fire.top_k} candidates down"
+    if any(bias > -100.0 for bias in (params.logit_bias or {}).values()):  # -100 bans a token
+        return f"logit_bias = {params.logit_bias!r} changes the distribution"
     for name, neutral in _NEUTRAL.items():
         if getattr(params, name) != neutral:
             return f"{name} = {getattr(params, name)!r} changes the distribution"
@@ -58,7 +60,6 @@ def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
 _NEUTRAL: dict[str, Any] = {
     "top_p": 1.0,
     "min_p": 0.0,
-    "logit_bias": None,
     "allowed_token_ids": None,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -87,8 +88,7 @@ class HotToken(LogitsProcessor):
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Follow requests through the batch; forget those that have a token."""
         process_dict_updates(self._rows, batch_update, _state)
-        for row in [row for row, hot in self._rows.items() if hot.output_ids]:
-            del self._rows[row]
+        self._rows = {row: hot for row, hot in self._rows.items() if not hot.output_ids}
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Replace the rows of hot tokens in logits [rows, vocabulary]."""

@@ -164,6 +164,17 @@ def test_settings_that_undo_the_hot_token_are_refused(
     HotToken.validate_params(asked)
 
 
+def test_the_ban_of_images_tokens_leaves_the_first_token_hot() -> None:
+    """The engine of a policy that sees images bans its placeholders in every request."""
+    from generators.engines.vllm_fire import HotToken
+
+    settings = VllmSettings("m", 32, (), hot_tokens=True, banned_ids=(3,))
+    engine = VllmEngine(settings, WeightLayout({}, frozenset()))
+    asked = engine.sampling_params(GenerationRequest("r", [1, 2], max_tokens=4, seed=1, fire=FIRE))
+    assert asked.logit_bias == {3: -100.0}
+    HotToken.validate_params(asked)
+
+
 def test_malformed_hot_settings_are_refused() -> None:
     from generators.engines.vllm_fire import EXTRA_ARG, HotToken
 
