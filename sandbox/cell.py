@@ -38,23 +38,18 @@ class Cell:
     @classmethod
     async def make(cls, factory: CellFactoryClient, layer: str, limits: Limits) -> "Cell":
         """Create a cell in this layer that is ready; RunFailedError where it cannot be."""
-        python = factory.python
-        settings = {
-            "layer": layer,
-            "limits": asdict(limits),
-            "readable": python.readable,
-            "covered": python.covered,
-            "paths": python.paths,
-            "modules": dict(python.modules),
-        }
+        settings = {"layer": layer, "limits": asdict(limits), **asdict(factory.python)}
         pairs = {name: socket.socketpair() for name in CONNECTIONS}
+        lines: dict[str, Connection] = {}
         try:
             inside = [pair[1].fileno() for pair in pairs.values()]
             factory.order(json.dumps(settings).encode(), inside)
-            lines = {
-                name: await asyncio.open_connection(sock=pair[0]) for name, pair in pairs.items()
-            }
+            for name, (outer, _) in pairs.items():
+                lines[name] = await asyncio.open_connection(sock=outer)
         except BaseException:
+            # First: the loop would go on to watch their numbers, which the next sockets get.
+            for _, writer in lines.values():
+                writer.close()
             for outer, _ in pairs.values():
                 outer.close()
             raise

@@ -47,7 +47,7 @@ class CellSetup:
         self.readable: list[str] = settings["readable"]
         self.covered: list[str] = settings["covered"]
         self.paths: list[str] = settings["paths"]
-        self.modules: dict[str, str] = settings["modules"]
+        self.modules: dict[str, str] = dict(settings["modules"])
         for descriptor in range(3):
             os.dup2(sockets[descriptor], descriptor)
             os.close(sockets[descriptor])

@@ -196,6 +196,30 @@ def test_cells_in_the_making_outlive_their_launcher() -> None:
         assert asyncio.run(kill_and_run()).stdout == "1\n"
 
 
+def test_a_run_given_up_while_its_cell_is_made_leaves_the_next_its_sockets(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """A loop that goes on to watch closed descriptors never hears those of the same number."""
+    layer = need("namespaces")
+
+    async def give_up_and_run() -> None:
+        sandbox = Sandbox(SMALL, parallel=2, layer=layer)
+        try:
+            await sandbox.run(Program("pass"))
+            for steps in range(30):
+                given_up = asyncio.create_task(sandbox.run(Program("pass")))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                given_up.cancel()
+                async with asyncio.timeout(30):
+                    assert (await sandbox.run(Program("print(1)"))).stdout == "1\n"
+        finally:
+            await sandbox.close()
+
+    asyncio.run(give_up_and_run())
+    assert not [each for each in recwarn if "unclosed <StreamWriter" in str(each.message)]
+
+
 HOST = """
 import asyncio, sys
 from sandbox.limits import Program
