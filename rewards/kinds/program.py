@@ -129,6 +129,8 @@ def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
     """A row of HumanEval. Helpers that the prompt defines are the tests' own, too."""
     # LeetCode's are `Solution().f`.
     call, entry = f"check({entry})", re.split(r"\W", entry, maxsplit=1)[0]
+    if not re.search(r"^def check\b", test, re.MULTILINE):  # the program's would be called
+        raise ValueError("the row's `test` defines no function `check`")
     begun = prompt_code(prompt, entry)
     if not begun and _defines(joined := f"{prompt.rstrip()}\n{text}", entry):
         # A head without a body is no code yet.

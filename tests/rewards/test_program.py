@@ -180,6 +180,13 @@ def test_a_right_answer_is_no_test() -> None:
         program_of("p", "pass", {"answer": "def add(a, b):\n    return a + b", **columns})
 
 
+def test_a_test_without_a_function_check_is_an_error_of_its_scoring() -> None:
+    """A program that defines `check` itself would pass, and every other one fail."""
+    columns = {"entry_point": "add", "test": "def test_add():\n    assert add(1, 2) == 3\n"}
+    with pytest.raises(ValueError, match="no function `check`"):
+        program_of("p", "def add(a, b): pass\ndef check(f): pass", columns)
+
+
 @pytest.mark.parametrize("info", ["python3.11", 'python title="a.py"', "{python}", "Python 3"])
 def test_a_fence_may_say_more_than_its_language(info: str) -> None:
     assert code_of(f"```{info}\nprint(3)\n```\n") == "print(3)\n"
