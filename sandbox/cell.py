@@ -101,7 +101,7 @@ class Cell:
             raise
         finally:
             feeding.cancel()
-        (out, more_out), (err, more_err) = await stdout, await stderr
+        (out, cut), (err, _) = await stdout, await stderr
         lines = await verdicts
         await self.close()
         if report is not None and not ("exit" in report or report.get("cause")):
@@ -117,7 +117,7 @@ class Cell:
             stdout=out.decode(errors="replace"),
             stderr=err.decode(errors="replace"),
             seconds=taken,
-            cut=more_out or more_err,
+            cut=cut,
             passed=held,
             total=total,
             errors=tuple(errors),

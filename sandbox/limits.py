@@ -72,7 +72,7 @@ class ProgramResult:
     stderr: str
     seconds: float
     cut: bool = False
-    """True if it wrote more than is kept."""
+    """True if it wrote more to standard output than is kept."""
     passed: int = 0
     """Checks that held."""
     total: int = 0

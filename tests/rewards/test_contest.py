@@ -119,6 +119,7 @@ def verifiers() -> Iterator[dict[str, Verifier]]:
         (ADDS.replace("print(a + b", "print(7 if a == 3 else 1 / 0"), READS, 0.5),
         ("if __name__ == '__main__':\n    print(sum(map(int, input().split())))", READS, 1.0),
         ("import os\nprint(3)\nos._exit(1)", READS, 0.0),
+        (ADDS.replace("a, b =", "import sys\nsys.stderr.write(5242880 * '.')\na, b ="), READS, 1.0),
         (f"First a class:\n```python\n{PAIRS}```\nNo, it reads input:\n{ADDS}", READS, 1.0),
         (PAIRS, CALLS, 1.0),
         (PAIRS.replace("(i,) * k", "(i,)"), CALLS, 0.5),
