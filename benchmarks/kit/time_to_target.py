@@ -155,11 +155,19 @@ def ratio_of_means(pairs: Iterable[Pair]) -> float:
     return over / under
 
 
-def ratio_by_log(pairs: Iterable[Pair]) -> float:
-    """Return the geometric mean of the pairs' quotients, where every seed counts alike.
+def quotient(pair: Pair) -> float:
+    """Divide the first time by the second.
 
-    A run that never crossed counts as if it had at its end."""
-    return math.exp(statistics.fmean(math.log(a.value / b.value) for a, b in pairs))
+    Where a run never crossed, both are restricted to the time that it was seen: the other one may
+    have crossed after that, and is not slower for it."""
+    seen = min((time.value for time in pair if not time.reached), default=math.inf)
+    over, under = (min(time.value, seen) for time in pair)
+    return over / under
+
+
+def ratio_by_log(pairs: Iterable[Pair]) -> float:
+    """Return the geometric mean of the pairs' quotients, where every seed counts alike."""
+    return statistics.geometric_mean(map(quotient, pairs))
 
 
 def interval(
@@ -179,11 +187,13 @@ def interval(
 def compare_times(pairs: Mapping[int, Pair]) -> dict[str, Any]:
     """Compare two arms' times over seeds; empty without seeds.
 
-    `ratio` (of their restricted means) and `log_ratio`, their intervals, those of single seeds,
-    `censored`."""
+    `ratio` (of their restricted means) and `log_ratio`, their intervals, those of single seeds;
+    `censored`, runs without a crossing, and `censored_sides`, those of each arm."""
     if not pairs:
         return {}
-    of_seed = {seed: a.value / b.value for seed, (a, b) in pairs.items()}
+    of_seed = {seed: quotient(pair) for seed, pair in pairs.items()}
+    sides = zip(*pairs.values(), strict=True)
+    censored = [sum(not time.reached for time in side) for side in sides]
     return {
         "ratio": ratio_of_means(pairs.values()),
         "ratio_min": min(of_seed.values()),
@@ -191,7 +201,8 @@ def compare_times(pairs: Mapping[int, Pair]) -> dict[str, Any]:
         "interval": interval(pairs),
         "log_ratio": ratio_by_log(pairs.values()),
         "log_interval": interval(pairs, ratio_by_log),
-        "censored": sum(not time.reached for pair in pairs.values() for time in pair),
+        "censored": sum(censored),
+        "censored_sides": censored,
         "ratio_of_seed": of_seed,
     }
 

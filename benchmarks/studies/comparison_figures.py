@@ -237,7 +237,7 @@ def ratio_table(race: Race, reference: str, result: Mapping[str, Any]) -> Table:
         {
             "ratio of": lambda line: line["pair"],
             "to": lambda line: f"{line['target']:.3f}",
-            "censored": lambda line: str(line["censored"]),
+            "censored": lambda line: " + ".join(map(str, line["censored_sides"])),
             "seconds": lambda line: f"{line['ratio']:.2f} ({interval_text(line['interval'])})",
             "by log": by_log,
             "tokens generated": lambda line: by_log(line.get("generated", {})),

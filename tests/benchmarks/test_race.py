@@ -180,6 +180,8 @@ def test_a_streaming_run_that_never_crosses_counts_with_its_whole_time(tmp_path:
     assert result["ratio_min"] == result["ratio_of_seed"][3]
     assert result["ratio"] == pytest.approx(3 * 28.5 / (9.5 + 9.5 + 60), rel=0.05)
     assert "1 of these runs never came there" in ratio_line(result, PAIR)
+    table = ratio_table(race_of(small_race(tmp_path)), PAIR[0], result)
+    assert [line[2] for line in table.lines][:3] == ["0 + 1"] * 3
 
 
 def test_figures_of_an_arm(tmp_path: Path) -> None:

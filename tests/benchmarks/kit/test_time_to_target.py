@@ -11,9 +11,11 @@ from benchmarks.kit.time_to_target import (
     Crossing,
     TimeToTarget,
     at_place,
+    compare_times,
     crossing,
     interval,
     largest_fall,
+    quotient,
     ratio_by_log,
     ratio_of_means,
     resolvable,
@@ -151,6 +153,23 @@ def test_by_log_every_seed_counts_alike() -> None:
     assert ratio_by_log(pairs.values()) == pytest.approx(4.0)
     assert interval(pairs, ratio_by_log) == pytest.approx((2.0, 8.0))
     assert ratio_of_means(pairs.values()) > 7.9
+
+
+def test_who_never_crossed_is_not_ahead_of_who_crossed_after_its_end() -> None:
+    """The first crosses at 190 s; the second never does, and its tokens are spent after 110 s."""
+    late, never = TimeToTarget(190.0, True), TimeToTarget(110.0, False)
+    assert quotient((late, never)) == quotient((never, late)) == 1.0
+    # Who crossed while the other was seen without is ahead, by that time at least.
+    early = TimeToTarget(44.0, True)
+    assert quotient((early, never)) == pytest.approx(0.4)
+    assert quotient((never, early)) == pytest.approx(2.5)
+    # Of two that never crossed neither is ahead.
+    assert quotient((never, TimeToTarget(300.0, False))) == 1.0
+    pairs = {1: (late, never), 2: (late, early)}
+    found = compare_times(pairs)
+    assert found["ratio_of_seed"] == {1: 1.0, 2: pytest.approx(190 / 44)}
+    assert found["log_ratio"] == pytest.approx(math.sqrt(190 / 44))
+    assert (found["censored"], found["censored_sides"]) == (1, [0, 1])
 
 
 def test_one_seed_has_no_interval() -> None:
