@@ -319,6 +319,6 @@ def figures(
     }  # fmt: skip
     for q, inside in enumerate(quarters):
         found[f"quarter {q + 1}"] = share(inside.astype(float))
-    explained, most = found["explained variance"][0], found["attainable share"][0]
-    found["of the attainable"] = round(explained / most, 3) if most else None
+    model, most = found["explained variance"][0], found["attainable share"][0]
+    found["of the attainable"] = round(model / most, 3) if most else None
     return found
