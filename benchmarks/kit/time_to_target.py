@@ -109,9 +109,8 @@ def curve(row: Mapping[str, Any]) -> Points:
 
 
 def time_to(row: Mapping[str, Any], target: float) -> TimeToTarget:
-    """Return training seconds to the target, or of the whole run if it never crossed."""
-    found = crossing(curve(row), target)
-    return TimeToTarget(found.at, True) if found else TimeToTarget(row["train_time_s"], False)
+    """Return training seconds to the target, or to the last evaluation if it never crossed."""
+    return spent_at(row, target, [at for at, _ in curve(row)])
 
 
 def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> TimeToTarget:

@@ -22,6 +22,7 @@ from benchmarks.kit.time_to_target import (
     restricted_mean,
     smooth,
     survival,
+    time_to,
 )
 
 
@@ -59,6 +60,15 @@ def test_a_crossing_is_where_the_smoothed_line_reaches_the_target() -> None:
 def test_one_lucky_evaluation_is_no_crossing() -> None:
     points = [(float(i), 0.9 if i == 3 else 0.5) for i in range(8)]
     assert crossing(points, 0.8) is None
+
+
+def test_a_run_without_a_crossing_was_seen_until_its_last_evaluation() -> None:
+    """Its last update ended 18 s before the limit that ended the run."""
+    evaluations = [[1, 20.0, 0.6, 9.0], [2, 130.0, 0.7, 9.0], [2, 180.15, 0.7, 9.0]]
+    row = {"train_time_s": 162.37, "evaluations": evaluations}
+    assert time_to(row, 0.8) == TimeToTarget(180.15, False)
+    # The mean of the first two, 0.65 at 20 s, and of all three, 2 / 3 at 130 s.
+    assert time_to(row, 0.66) == (pytest.approx(20 + 110 * 0.6), True)
 
 
 @pytest.mark.parametrize(("every", "dense"), [(1.0, True), (5.0, False)])
