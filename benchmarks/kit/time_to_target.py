@@ -211,6 +211,13 @@ def interval_text(bounds: Sequence[float] | None) -> str:
     return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "-"
 
 
+def brief_text(found: Mapping[str, Any], kind: str = "") -> str:
+    """Format two arms' ratio (`log_`: by log) and its interval; `-` where there is none."""
+    if not found:
+        return "-"
+    return f"{found[f'{kind}ratio']:.2f} ({interval_text(found[f'{kind}interval'])})"
+
+
 def ratio_text(found: Mapping[str, Any]) -> str:
     """Format two arms' ratio (`compare_times`), its range over seeds, its interval."""
     return (

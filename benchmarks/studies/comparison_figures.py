@@ -8,9 +8,10 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-from benchmarks.kit.arm_run import tokens_at, warm_up_updates
+from benchmarks.kit.arm_run import metric_of, tokens_at
 from benchmarks.kit.arms import Row, rows_of
 from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_file import Race
@@ -18,10 +19,10 @@ from benchmarks.kit.study_plan import Study, score
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
     TimeToTarget,
+    brief_text,
     compare_times,
     crossing,
     curve,
-    interval_text,
     largest_fall,
     ratio_text,
     resolvable,
@@ -71,12 +72,13 @@ def summarise(
         "target": target,
         "resolvable": resolvable(target, least, seeds=len(found[first])),
         "arms": {
-            mode: {"point": dict(tuning.best(mode)), **arm_figures(by_seed, target)}
+            mode: {"arm": mode, "point": dict(tuning.best(mode)), **arm_figures(by_seed, target)}
             for mode, by_seed in found.items()
         },
     }
     for mode in found:
         result["arms"][mode]["against_ppo"] = compare(found, first, mode, target)
+        result["arms"][mode]["points"] = len(list(tuning.tried([mode])))
     if race.ratio in found:
         result |= _at_all_targets(race, found, first, race.ratio, target)
     for name, (over, under, _) in race.quotients.items():
@@ -140,6 +142,8 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
         "dense": all(one.is_dense for one in crossings if one),
         "prompts": min(row["num_prompts"] for row in each),
         "final": spread([row["final"] for row in each]),
+        "fall": spread([fall(row, target) for row in each]),
+        "explained": [statistics.median(q) for q in zip(*map(_explained, each), strict=False)],
         "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
         **beside(each),
     }
@@ -147,8 +151,14 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
 
 def _mean(row: Row, metric: str) -> float:
     """Return the mean of a metric over the policy's updates."""
-    values = row["series"].get(metric, [])[warm_up_updates(row) :]
-    return statistics.fmean([value for value in values if value is not None] or [0.0])
+    return statistics.fmean([value for _, value in metric_of(row, metric)] or [0.0])
+
+
+def _explained(row: Row) -> list[float]:
+    """Return the median explained variance in each quarter of the policy's updates."""
+    values = [value for _, value in metric_of(row, "critic/vf_explained_var")]
+    ends = [len(values) * quarter // 4 for quarter in range(5)]
+    return [statistics.median(values[begin:end]) for begin, end in pairwise(ends) if begin < end]
 
 
 def part_figures(
@@ -199,19 +209,29 @@ def fall(row: Row, target: float) -> float:
 def race_table(result: Mapping[str, Any]) -> Table:
     """Return a table of each arm's cost to the target."""
     return Table.of(
-        [{"arm": mode, **arm} for mode, arm in result.get("arms", {}).items()],
+        result.get("arms", {}).values(),
         {
             "arm": lambda arm: arm["arm"],
             "seeds": _seeds_text,
             "seconds to target": lambda arm: f"{arm['seconds']:.1f}",
             "CPU seconds": lambda arm: f"{arm['cpu_s']:.1f}",
             "tokens": lambda arm: f"{arm['tokens']:,.0f}",
-            "PPO's seconds over its own": lambda arm: (
-                f"{arm['against_ppo']['ratio']:.2f}" if arm["against_ppo"] else "-"
-            ),
-            "95 % interval": lambda arm: interval_text(arm["against_ppo"].get("interval")),
-            "final accuracy": lambda arm: text(arm["final"], ".3f"),
+            "PPO's seconds over its own": lambda arm: brief_text(arm["against_ppo"]),
             "context share": lambda arm: f"{arm['context_share']:.2f}",
+        },
+    )
+
+
+def course_table(result: Mapping[str, Any]) -> Table:
+    """Return a table of each arm's accuracy on the way and at the end, and of its tuning."""
+    return Table.of(
+        result.get("arms", {}).values(),
+        {
+            "arm": lambda arm: arm["arm"],
+            "final accuracy": lambda arm: text(arm["final"], ".3f"),
+            "largest fall on the way": lambda arm: text(arm["fall"], ".2f"),
+            "explained, by quarter": lambda arm: " ".join(f"{x:.2f}" for x in arm["explained"]),
+            "tuning points": lambda arm: str(arm["points"]),
             "best setting": lambda arm: point_text(arm["point"]),
         },
     )
@@ -227,21 +247,16 @@ def ratio_table(race: Race, reference: str, result: Mapping[str, Any]) -> Table:
         for one in sorted([found, *found["other_targets"]], key=lambda one: one["target"])
     ]
 
-    def by_log(line: Mapping[str, Any]) -> str:
-        if not line:
-            return "-"
-        return f"{line['log_ratio']:.2f} ({interval_text(line['log_interval'])})"
-
     return Table.of(
         lines,
         {
             "ratio of": lambda line: line["pair"],
             "to": lambda line: f"{line['target']:.3f}",
             "censored": lambda line: " + ".join(map(str, line["censored_sides"])),
-            "seconds": lambda line: f"{line['ratio']:.2f} ({interval_text(line['interval'])})",
-            "by log": by_log,
-            "tokens generated": lambda line: by_log(line.get("generated", {})),
-            "tokens trained": lambda line: by_log(line.get("trained", {})),
+            "seconds": brief_text,
+            "by log": lambda line: brief_text(line, "log_"),
+            "tokens generated": lambda line: brief_text(line.get("generated", {}), "log_"),
+            "tokens trained": lambda line: brief_text(line.get("trained", {}), "log_"),
         },
     )
 

@@ -183,6 +183,7 @@ def report(
             figures.part_table(study, part, result[part]).show(f"{study.name}, {part}")
         else:
             figures.race_table(result).show(f"{study.name}, {study.setting or 'each arm'}")
+            figures.course_table(result).show(f"{study.name}, courses and tuning")
             if result["ratio"] is not None:
                 figures.ratio_table(figures.race_of(study), file.reference, result).show(
                     f"{study.name}, ratios"

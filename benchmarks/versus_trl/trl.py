@@ -42,10 +42,10 @@ from benchmarks.kit.study_runs import Runner, listing
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
     TimeToTarget,
+    brief_text,
     compare_times,
     crossing,
     curve,
-    interval_text,
     ratio_text,
     restricted_mean,
     spent_at,
@@ -258,16 +258,11 @@ def arms_table(result: Mapping[str, Any]) -> Table:
             "CPU ms a token": lambda arm: cost("cpu_s_per_token", ".2f", arm, 1000),
             f"seconds to {result['accuracy']}": partial(cost, "seconds", ".1f"),
             f"CPU seconds to {result['accuracy']}": partial(cost, "cpu_s", ".1f"),
-            "TRL's seconds over its own": lambda arm: _ratio(arm["against_trl"]["seconds"]),
-            "TRL's CPU seconds over its own": lambda arm: _ratio(arm["against_trl"]["cpu_s"]),
+            "TRL's seconds over its own": lambda arm: brief_text(arm["against_trl"]["seconds"]),
+            "TRL's CPU seconds over its own": lambda arm: brief_text(arm["against_trl"]["cpu_s"]),
             "best setting": lambda arm: point_text(arm["point"]),
         },
     )
-
-
-def _ratio(found: Mapping[str, Any]) -> str:
-    """Format a ratio with its interval; `-` where there is none."""
-    return f"{found['ratio']:.2f} ({interval_text(found['interval'])})" if found else "-"
 
 
 def ratio_line(result: Mapping[str, Any]) -> str:

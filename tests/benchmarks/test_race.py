@@ -13,6 +13,8 @@ from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_plan import Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner
 from benchmarks.studies.comparison_figures import (
+    arm_figures,
+    course_table,
     part_figures,
     part_table,
     race_of,
@@ -198,6 +200,29 @@ def test_figures_of_an_arm(tmp_path: Path) -> None:
     assert "more than a tenth of a crossing time apart" in ratio_line(result, PAIR)
 
 
+def test_an_arm_has_its_falls_and_points_of_tuning_beside_its_final_accuracy(
+    tmp_path: Path,
+) -> None:
+    """Smoothed, one run goes from 0.6 over 0.5 and 0.4 to 0.3, and the others never fall."""
+    dip = [(0, 0.0, 0.6), (1, 10.0, 0.6), (2, 20.0, 0.3), (3, 30.0, 0.3), (4, 40.0, 0.3)]
+    result, _ = ran(tmp_path, [rising(0.03)] * 3, [dip, rising(0.09), rising(0.09)])
+    (name, *cells, _) = course_table(result).lines[1]
+    assert (name, cells) == (
+        "streaming",
+        ["0.900 (0.300 to 0.900)", "0.00 (0.00 to 0.30)", "", "0"],
+    )
+
+
+def test_explained_variance_is_told_by_quarter_of_the_policys_updates() -> None:
+    rows = {seed: race_row("a", seed, rising(0.1, until=9)) for seed in (1, 2)}
+    for seed, row in rows.items():
+        tenths = [9, 9, 1, 2, 3, None, 4, 5, 6, 7, 8]  # two of warm-up, one unknown
+        row["series"]["critic/vf_explained_var"] = [t and 0.1 * t * seed for t in tenths]
+    # 0.15, 0.35, 0.55 and 0.75 in one run, twice that in the other.
+    found = arm_figures(rows, 0.8)["explained"]
+    assert found == pytest.approx([0.225, 0.525, 0.825, 1.125])
+
+
 def test_without_one_side_there_is_no_ratio(tmp_path: Path) -> None:
     result, _ = ran(tmp_path, [rising(0.03)], [])
     assert result["ratio"] is None
@@ -219,7 +244,9 @@ def test_a_race_of_tuned_arms_says_so(tmp_path: Path) -> None:
         assert best["steps"] == 4
         for seed in SEEDS:
             add(race, rows, mode, best, seed, rising(0.05))
-    assert summarise(race, rows.rows, PAIR, SEEDS)["tuned"] is True
+    result = summarise(race, rows.rows, PAIR, SEEDS)
+    assert result["tuned"] is True
+    assert [arm["points"] for arm in result["arms"].values()] == [11, 11]
     assert summarise(race, rows.rows, list(race.file.arms), SEEDS)["tuned"] is True
     # Rows of other settings than the best ones are not those of the race.
     start = ResultFile(tmp_path / "start.jsonl")
