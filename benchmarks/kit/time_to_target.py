@@ -28,8 +28,6 @@ DENSE = 0.1
 """Maximum gap of the evaluations around a crossing, as a share of its time."""
 RESAMPLES = 10_000
 LEVEL = 0.95
-NORMAL = 1.96
-"""Standard deviations within which 95 % of a normal distribution lie."""
 
 
 class TimeToTarget(NamedTuple):
@@ -224,12 +222,3 @@ def ratio_text(found: Mapping[str, Any]) -> str:
         f"{found['ratio']:.2f} (seeds {found['ratio_min']:.2f} to "
         f"{found['ratio_max']:.2f}; 95 % interval {interval_text(found['interval'])})"
     )
-
-
-def resolvable(accuracy: float, prompts: int, *, seeds: int = 1) -> float:
-    """Return the smallest difference near `accuracy` that is detectable at 95 %.
-
-    By evaluations of `prompts` prompts, each arm averaged over `seeds` runs. Answers are taken as
-    independent; as both arms answer the same prompts, it is an upper bound."""
-    variance = 2 * accuracy * (1 - accuracy) / (prompts * seeds)
-    return NORMAL * math.sqrt(variance)

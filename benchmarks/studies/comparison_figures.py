@@ -25,7 +25,6 @@ from benchmarks.kit.time_to_target import (
     curve,
     largest_fall,
     ratio_text,
-    resolvable,
     restricted_mean,
     spent_at,
     time_to,
@@ -67,10 +66,8 @@ def summarise(
     if first not in found:
         return result
     target = target_of(race, found[first])
-    least = min(row["num_prompts"] for by_seed in found.values() for row in by_seed.values())
     result |= {
         "target": target,
-        "resolvable": resolvable(target, least, seeds=len(found[first])),
         "arms": {
             mode: {"arm": mode, "point": dict(tuning.best(mode)), **arm_figures(by_seed, target)}
             for mode, by_seed in found.items()
@@ -344,7 +341,6 @@ def ratio_line(result: Mapping[str, Any], pair: Sequence[str]) -> str:
         f"{ratio_text(result)}",
         f"{never} of these runs never came there" if never else "every run came there",
         "both sides' tuning passes have as many points" if result["tuned"] else "not tuned alike",
-        f"evaluations tell differences of {result['resolvable']:.3f} and more",
     ]
     arms = [result["arms"][mode] for mode in pair]
     if not all(arm["dense"] for arm in arms):

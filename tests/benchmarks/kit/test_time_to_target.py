@@ -18,7 +18,6 @@ from benchmarks.kit.time_to_target import (
     quotient,
     ratio_by_log,
     ratio_of_means,
-    resolvable,
     restricted_mean,
     smooth,
     survival,
@@ -184,12 +183,6 @@ def test_who_never_crossed_is_not_ahead_of_who_crossed_after_its_end() -> None:
 
 def test_one_seed_has_no_interval() -> None:
     assert interval({1: (TimeToTarget(2.0, True), TimeToTarget(1.0, True))}) is None
-
-
-def test_what_an_evaluation_can_tell() -> None:
-    assert resolvable(0.5, 1024) == pytest.approx(1.96 * math.sqrt(0.5 / 1024))
-    assert resolvable(0.87, 1024) == pytest.approx(0.0291, abs=1e-4)
-    assert resolvable(0.87, 1024, seeds=4) == pytest.approx(resolvable(0.87, 1024) / 2)
 
 
 def test_a_side_that_was_seen_for_less_time_is_not_faster_for_that() -> None:
