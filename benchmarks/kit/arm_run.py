@@ -139,11 +139,8 @@ def metric_of(row: Row, name: str) -> list[tuple[int, float]]:
 def tokens_at(row: Row, version: int, name: str = "ledger/generated") -> float:
     """Return the tokens of the ledger until `version`; its updates follow the warm-up's."""
     series, last = row["series"], version + warm_up_updates(row)
-    found = [
-        tokens
-        for update, tokens in zip(series["update"], series[name], strict=True)
-        if update <= last and tokens is not None
-    ]
+    pairs = zip(series["update"], series[name], strict=True)
+    found = [tokens for update, tokens in pairs if update <= last and tokens is not None]
     return float(found[-1]) if found else 0.0
 
 

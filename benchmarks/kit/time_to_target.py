@@ -153,10 +153,7 @@ def ratio_of_means(pairs: Iterable[Pair]) -> float:
 
 
 def quotient(pair: Pair) -> float:
-    """Divide the first time by the second.
-
-    Where a run never crossed, both are restricted to the time that it was seen: the other one may
-    have crossed after that, and is not slower for it."""
+    """Divide the first time by the second, both up to the end of a run that never crossed."""
     seen = min((time.value for time in pair if not time.reached), default=math.inf)
     over, under = (min(time.value, seen) for time in pair)
     return over / under

@@ -4,7 +4,6 @@ In: a study with a race, and rows by arm and seed. Out: `summarise`, the result 
 it; `part_figures` of the study's parts; and the tables of them. Nothing is run.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -117,8 +116,7 @@ def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]
 
 def tokens_to(row: Row, target: float, ledger: Sequence[str]) -> TimeToTarget:
     """Return the tokens of these sums of the ledger up to the target."""
-    versions = [version for version, *_ in row["evaluations"]]
-    spent = [sum(tokens_at(row, version, name) for name in ledger) for version in versions]
+    spent = [sum(tokens_at(row, v, name) for name in ledger) for v, *_ in row["evaluations"]]
     return spent_at(row, target, spent)
 
 
@@ -141,14 +139,12 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
         "final": spread([row["final"] for row in each]),
         "fall": spread([fall(row, target) for row in each]),
         "explained": [statistics.median(q) for q in zip(*map(_explained, each), strict=False)],
-        "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
+        "context_share": statistics.median(
+            statistics.fmean([share for _, share in metric_of(row, "perf/context_share")] or [0.0])
+            for row in each
+        ),
         **beside(each),
     }
-
-
-def _mean(row: Row, metric: str) -> float:
-    """Return the mean of a metric over the policy's updates."""
-    return statistics.fmean([value for _, value in metric_of(row, metric)] or [0.0])
 
 
 def _explained(row: Row) -> list[float]:
@@ -196,8 +192,7 @@ def part_figures(
 
 def fall(row: Row, target: float) -> float:
     """Return the largest fall of smoothed accuracy from its best before the target."""
-    crossed = crossing(curve(row), target)
-    return largest_fall(curve(row), until=crossed.at if crossed else math.inf)
+    return largest_fall(curve(row), until=time_to(row, target).value)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -234,9 +229,10 @@ def course_table(result: Mapping[str, Any]) -> Table:
     )
 
 
-def ratio_table(race: Race, reference: str, result: Mapping[str, Any]) -> Table:
+def ratio_table(study: Study, result: Mapping[str, Any]) -> Table:
     """Return a table of the race's ratios at every target: by means, and by log of each cost."""
-    pairs = {(reference, race.ratio): result}
+    race = race_of(study)
+    pairs = {(study.file.reference, race.ratio): result}
     pairs |= {pair[:2]: result[name] for name, pair in race.quotients.items() if name in result}
     lines = [
         {"pair": " over ".join(pair), **one}
@@ -296,21 +292,20 @@ def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]
 
 def tuning_lines(study: Study, modes: Sequence[str], rows: ResultFile) -> list[dict[str, Any]]:
     """Return a line per point that was run: arm, point, score, is it the best."""
-    lines = []
-    for one in study.tuning(rows).tried(modes):
-        missed, seconds, final = score(one.rows, target=study.target)
-        lines.append(
-            {
-                "arm": one.mode,
-                "point": dict(one.point),
-                "seeds": len(one.rows),
-                "crossed": len(one.rows) - int(missed),
-                "seconds": seconds,
-                "final": -final,
-                "best": one.best,
-            }
-        )
-    return lines
+    points = study.tuning(rows).tried(modes)
+    tried = [(one, *score(one.rows, target=study.target)) for one in points]
+    return [
+        {
+            "arm": one.mode,
+            "point": dict(one.point),
+            "seeds": len(one.rows),
+            "crossed": len(one.rows) - int(missed),
+            "seconds": seconds,
+            "final": -final,
+            "best": one.best,
+        }
+        for one, missed, seconds, final in tried
+    ]
 
 
 def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:

@@ -185,8 +185,6 @@ def report(
             figures.race_table(result).show(f"{study.name}, {study.setting or 'each arm'}")
             figures.course_table(result).show(f"{study.name}, courses and tuning")
             if result["ratio"] is not None:
-                figures.ratio_table(figures.race_of(study), file.reference, result).show(
-                    f"{study.name}, ratios"
-                )
+                figures.ratio_table(study, result).show(f"{study.name}, ratios")
                 print(figures.ratio_line(result, (file.reference, figures.race_of(study).ratio)))
     return result

@@ -17,7 +17,6 @@ from benchmarks.studies.comparison_figures import (
     course_table,
     part_figures,
     part_table,
-    race_of,
     ratio_line,
     ratio_table,
     summarise,
@@ -162,7 +161,7 @@ def test_ratio_is_of_restricted_means_and_its_bounds_are_of_seeds(tmp_path: Path
         result["ratio_min"] - 1e-9 <= low <= result["ratio"] <= high <= result["ratio_max"] + 1e-9
     )
     assert (result["censored"], result["tuned"], result["seeds"]) == (0, False, [1, 2, 3])
-    table = ratio_table(race_of(small_race(tmp_path)), PAIR[0], result)
+    table = ratio_table(small_race(tmp_path), result)
     assert [line[1] for line in table.lines] == ["0.765", "0.810", "0.855", "0.900"]
     assert {line[0] for line in table.lines} == {"synchronous over streaming"}
     assert {line[-1] for line in table.lines} == {"-"}
@@ -182,7 +181,7 @@ def test_a_streaming_run_that_never_crosses_counts_with_its_whole_time(tmp_path:
     assert result["ratio_min"] == result["ratio_of_seed"][3]
     assert result["ratio"] == pytest.approx(3 * 28.5 / (9.5 + 9.5 + 60), rel=0.05)
     assert "1 of these runs never came there" in ratio_line(result, PAIR)
-    table = ratio_table(race_of(small_race(tmp_path)), PAIR[0], result)
+    table = ratio_table(small_race(tmp_path), result)
     assert [line[2] for line in table.lines][:3] == ["0 + 1"] * 3
 
 
