@@ -111,12 +111,12 @@ def trl_figures() -> dict[str, Any]:
 
 
 def source(rows: Sequence[Row]) -> str:
-    """Return the newest row's commit and processor, and the number of other commits."""
+    """Return the newest row's commit, the number of other commits, and all processors."""
     newest = max(rows, key=lambda row: int(row["at"]))
     commits = {row.get("commit", "")[:7] for row in rows}
     more = f"+{len(commits) - 1}" if len(commits) > 1 else ""
-    processor = "Xeon" if "Xeon" in newest["machine"]["processor"] else "EPYC"
-    return f"{newest.get('commit', MONTH)[:7]}{more}, {processor}"
+    names = {"Xeon" if "Xeon" in row["machine"]["processor"] else "EPYC" for row in rows}
+    return f"{newest.get('commit', MONTH)[:7]}{more}, {'/'.join(sorted(names))}"
 
 
 def lines() -> list[tuple[dict[str, Any], tuple[str, ...]]]:

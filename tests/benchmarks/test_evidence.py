@@ -68,12 +68,14 @@ def test_a_claim_is_made_of_the_rows_that_count(
     assert newest[1:3] == ("0.1", "")
 
 
-def test_a_source_counts_commits() -> None:
+def test_a_source_counts_commits_and_names_all_processors() -> None:
     rows = [
         {"at": at, "commit": commit, "machine": {"processor": "Intel(R) Xeon(R) Processor"}}
         for at, commit in ((2, "bbbbbbbbbbbb"), (1, "aaaaaaaaaaaa"))
     ]
     assert evidence.source(rows) == "bbbbbbb+1, Xeon"
+    rows[1]["machine"] = {"processor": "AMD EPYC"}
+    assert evidence.source(rows) == "bbbbbbb+1, EPYC/Xeon"
     assert evidence.source([{"at": 1, "machine": {"processor": "EPYC"}}]) == "2026-11, EPYC"
 
 
