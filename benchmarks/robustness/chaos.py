@@ -25,7 +25,7 @@ has gone on, the others come while it recovers. A Ctrl-C ends the run, and then 
                              damaged (the audit finds those that are lost)
 - rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
 - recovery_s                 from a fault (from its end, where it lasts) to the next update in the
-                             weights, by role
+                             weights, by role, where no other fault came first
 
 Disk and network need root on Linux; without, those faults are left out and named. One run is a row
 (`--rows`), by engine and seed; runs that have a row are not repeated. Most of a fault is waiting,
