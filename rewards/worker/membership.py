@@ -6,7 +6,6 @@ restarted coordinator has forgotten it), after the stall timeout it gives up. Fa
 RunFailedError, also where the coordinator refuses the worker; leave is taken in every case.
 """
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from headrace.config.sections.process import TransportConfig
@@ -44,8 +43,7 @@ async def take_part(link: Link, hello: m.Hello, serve: Serve) -> None:
 async def _join(dealer: Dealer, hello: m.Hello) -> RunConfig | None:
     """Say Hello until there is a Welcome; its configuration, or None when the run is over."""
     patience = TransportConfig().stall_timeout_s
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
+    for _ in range(round(patience / HELLO_EVERY_S)):
         await dealer.send(hello)
         message = await dealer.receive_within(HELLO_EVERY_S)
         if isinstance(message, m.Welcome):
@@ -60,17 +58,17 @@ async def _join(dealer: Dealer, hello: m.Hello) -> RunConfig | None:
 async def _messages(
     dealer: Dealer, hello: m.Hello, transport: TransportConfig
 ) -> AsyncIterator[m.Message]:
-    quiet_s, stall_s = transport.heartbeat_timeout_s, transport.stall_timeout_s
-    heard = time.monotonic()
+    stall_s, silent_s = transport.stall_timeout_s, 0.0
+    wait_s = min(transport.heartbeat_timeout_s, stall_s)
     while True:
-        message = await dealer.receive_within(min(quiet_s, stall_s))
+        message = await dealer.receive_within(wait_s)
         if message is None:
-            silent = time.monotonic() - heard
-            if silent >= stall_s:
-                raise RunFailedError(f"no word from the coordinator for {silent:.0f} s")
+            silent_s += wait_s  # Not by the clock: a standstill of this process is no silence.
+            if silent_s >= stall_s:
+                raise RunFailedError(f"no word from the coordinator for {silent_s:.0f} s")
             await dealer.send(hello)
             continue
-        heard = time.monotonic()
+        silent_s = 0.0
         if isinstance(message, m.AskHello):
             await dealer.send(hello)
         elif isinstance(message, m.Refused):
