@@ -93,24 +93,26 @@ class Inbox:
         `due_at`: when a waiting version may be published (time.monotonic); then the result is a
         WeightRequest. `is_writing` is asked meanwhile, often while it says yes.
         RunFailedError where the coordinator is silent for too long."""
-        heard = greeted = time.monotonic()
+        silent_s, greeted = 0.0, time.monotonic()
         while True:
             if self._ending:
                 return m.Shutdown(reason=self._ending)
             now = time.monotonic()
             if due_at is not None and now >= due_at:
                 return m.WeightRequest(version=0, offset=0)  # of whichever waits
-            message = self._dealer.receive(_WRITING_S if is_writing() else _POLL_S)
+            wait_s = _WRITING_S if is_writing() else _POLL_S
+            message = self._dealer.receive(wait_s)
+            silent_s += wait_s  # Not by the clock: a standstill of this process is no silence.
             if isinstance(message, m.Refused):
                 raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
             if message is not None:
-                heard, self._answered = now, True
+                silent_s, self._answered = 0.0, True
                 if self._is_for_now(message):
                     return message
                 # While an answer is missing, Hello is repeated whatever else arrives.
                 greeted = greeted if self._awaits_answer else now
-            if now - heard > self._transport.stall_timeout_s:
-                raise RunFailedError(f"the coordinator has been silent for {now - heard:.0f} s")
+            if silent_s > self._transport.stall_timeout_s:
+                raise RunFailedError(f"the coordinator has been silent for {silent_s:.0f} s")
             patience = self._transport.heartbeat_timeout_s if self._answered else _GREETING_S
             if now - greeted > max(_GREETING_S, patience):
                 self.greet()

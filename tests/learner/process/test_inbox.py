@@ -1,6 +1,7 @@
 """The learner's Hellos, on a real socket."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,14 @@ import pytest
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host.progress_reporter import ProgressReporter
-from headrace.protocol.messages.control import CheckpointRequest, Goodbye, Hello, Message, Welcome
+from headrace.protocol.messages.control import (
+    CheckpointRequest,
+    Goodbye,
+    Hello,
+    Message,
+    Shutdown,
+    Welcome,
+)
 from headrace.protocol.transport.sockets import Link, Router
 from learner.process import inbox as inbox_module
 from learner.process.inbox import Inbox, WeightOrigin
@@ -97,3 +105,37 @@ async def test_a_rank_that_lost_another_one_does_not_end_the_run(
         await ended
     finally:
         router.close()
+
+
+class StoppedDealer:
+    """A socket whose process stands still for an hour in the first wait for a message."""
+
+    def __init__(self, clock: list[float], speaks_at: int | None) -> None:
+        self._clock, self._speaks_at, self._waits = clock, speaks_at, 0
+
+    def send(self, message: Message) -> None:
+        assert isinstance(message, Hello)
+
+    def receive(self, timeout_s: float) -> Message | None:
+        self._waits += 1
+        self._clock[0] += 3600.0 if self._waits == 1 else timeout_s
+        return Shutdown(reason="over") if self._waits == self._speaks_at else None
+
+
+def test_a_learner_that_stood_still_with_the_coordinator_listens_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both were stopped for longer than the stall time-out, by SIGSTOP or with their machine."""
+    clock = [1000.0]
+    monkeypatch.setattr(inbox_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def box(speaks_at: int | None) -> Inbox:
+        dealer = StoppedDealer(clock, speaks_at)
+        monkeypatch.setattr(inbox_module, "BlockingDealer", lambda *_: dealer)
+        link, weights = Link("tcp://127.0.0.1:1"), WeightOrigin(0, None, None)
+        transport = TransportConfig(stall_timeout_s=300.0)
+        return Inbox(link, transport, weights=lambda: weights, work=ProgressReporter())
+
+    assert box(speaks_at=4).next() == Shutdown(reason="over")
+    with pytest.raises(RunFailedError, match="silent for 300 s"):
+        box(speaks_at=None).next()
