@@ -19,6 +19,8 @@ from sandbox.isolation.factory_client import CellFactoryClient, is_closed
 from sandbox.limits import Limits, Program, ProgramResult, Status
 
 MAKE_TIMEOUT_S = 60.0
+STEP_S = 0.5
+"""Seconds between two looks at the clock: of a standstill of this process no more count."""
 PAUSE_S = 0.005
 """Seconds between reads of output that is not kept, so that a flood takes no core."""
 
@@ -65,11 +67,9 @@ class Cell:
         return cell
 
     async def _get_ready(self) -> None:
-        # `timeout` would end it after a standstill of the loop, though the report has come.
-        report = asyncio.ensure_future(self._report())
-        await asyncio.wait([report], timeout=MAKE_TIMEOUT_S)
-        late = {"broken": f"not made within {MAKE_TIMEOUT_S:g} s"}
-        first = report.result() if report.done() else late
+        first, _ = await self._report_within(MAKE_TIMEOUT_S)
+        if first is None:
+            first = {"broken": f"not made within {MAKE_TIMEOUT_S:g} s"}
         if "ready" not in first:
             why = first.get("broken") or "the launcher is gone"
             raise RunFailedError(f"no cell for a program: {why}")
@@ -83,18 +83,13 @@ class Cell:
     async def run(self, program: Program) -> ProgramResult:
         """Run the one program that this cell is for, and take the cell down."""
         seconds = min(program.seconds or self._limits.seconds, self._limits.seconds)
-        began = time.monotonic()
         kept = self._limits.output_bytes
         stdout = asyncio.create_task(_keep(self._lines["stdout"][0], kept))
         stderr = asyncio.create_task(_keep(self._lines["stderr"][0], kept))
         verdicts = asyncio.create_task(self._read_verdicts(program))
         feeding = asyncio.create_task(self._feed(program))
-        report: dict[str, Any] | None = None
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    report = await self._report()
-            taken = time.monotonic() - began
+            report, taken = await self._report_within(seconds)
             await self._end()
         except BaseException:
             await asyncio.shield(self.close())
@@ -152,6 +147,15 @@ class Cell:
             stdin.write_eof()
             for writer in (source, tests, stdin):
                 await writer.drain()
+
+    async def _report_within(self, seconds: float) -> tuple[dict[str, Any] | None, float]:
+        """Return the next report, None where it is late, and the seconds until then."""
+        report, left = asyncio.ensure_future(self._report()), seconds
+        while left > 0 and not report.done():
+            began, step = time.monotonic(), min(left, STEP_S)
+            await asyncio.wait([report], timeout=step)
+            left -= min(step, time.monotonic() - began)
+        return report.result() if report.done() else None, seconds - left
 
     async def _report(self) -> dict[str, Any]:
         """Return the next line of cell factory or init process; empty when they are gone."""

@@ -309,3 +309,23 @@ def test_a_loop_that_stood_still_has_the_cell_that_came_meanwhile(
                 time.sleep(1.2)
         finally:
             runner.run(sandbox.close())
+
+
+def test_a_loop_that_stood_still_has_the_report_that_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process got no processor, or was stopped, for longer than the program's deadline."""
+    feed = Cell._feed
+
+    async def feed_and_stand_still(self: Cell, program: Program) -> None:
+        await feed(self, program)
+        time.sleep(3.0)
+
+    async def result() -> ProgramResult:
+        async with Sandbox(SMALL, parallel=1) as sandbox:
+            return await sandbox.run(Program("x = 1", seconds=2.0))
+
+    monkeypatch.setattr(Cell, "_feed", feed_and_stand_still)
+    found = asyncio.run(result())
+    assert found.status == "ok"
+    assert found.seconds < 2.0
