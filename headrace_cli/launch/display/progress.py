@@ -222,18 +222,17 @@ class SilenceTimer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._looked_at = self._heard_at = clock()
+        self._looked_at, self._silent_s = clock(), 0.0
 
     def update(self, *, heard: bool) -> float:
         """Return the seconds of silence; called at short intervals."""
-        now = self._clock()
-        stood_still = now - self._looked_at
+        before, self._looked_at = self._looked_at, self._clock()
+        passed_s = self._looked_at - before
         if heard:
-            self._heard_at = now
-        elif stood_still > DISPLAY_PAUSE_S:
-            self._heard_at += stood_still
-        self._looked_at = now
-        return now - self._heard_at
+            self._silent_s = 0.0
+        elif passed_s <= DISPLAY_PAUSE_S:
+            self._silent_s += passed_s
+        return self._silent_s
 
 
 class ConsoleController:
