@@ -16,8 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from email.utils import formatdate, parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -83,18 +82,18 @@ def backoff_s(failures: int, *, first_s: float, longest_s: float, chance: float)
     return whole * (0.5 + 0.5 * chance)
 
 
-def retry_after_s(header: str | None, now: datetime | None = None) -> float | None:
-    """Return the seconds in a `Retry-After`, a number or a date; None without any."""
+def retry_after_s(header: str | None, date: str | None = None) -> float | None:
+    """Return the seconds in a `Retry-After`, if any: a number, or a date later than `Date`."""
     if header is None:
         return None
     if header.strip().isdecimal():
         return float(header)
     try:
-        at = parsedate_to_datetime(header)
+        at, now = map(parsedate_to_datetime, (header, date or formatdate(usegmt=True)))
     except ValueError:
         return None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return max(0.0, (at - (now or datetime.now(UTC))).total_seconds())
+    # By the server's clock, which need not agree with ours. HTTP has no dates but GMT.
+    return max(0.0, (at.replace(tzinfo=None) - now.replace(tzinfo=None)).total_seconds())
 
 
 class RateLimiter:
@@ -256,7 +255,8 @@ class JudgeServer:
             text = text.replace(address.key, "***")
         status = response.status_code
         if status >= 500 or status in TRANSIENT_STATUSES:
-            raise TransientJudgeError(text, retry_after_s(response.headers.get("Retry-After")))
+            after, date = map(response.headers.get, ("Retry-After", "Date"))
+            raise TransientJudgeError(text, retry_after_s(after, date))
         raise JudgeError(text)
 
     async def close(self) -> None:

@@ -1,5 +1,6 @@
 """Asking a server that fails in all ways."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -46,6 +47,13 @@ async def test_what_may_pass_is_tried_again() -> None:
         assert (reply.text, len(judge.asked), usage.requests) == ("yes", 5, 5)
         assert (usage.tokens_in, usage.tokens_out) == (10, 1)
         assert "503, trouble 503" in usage.problem
+
+
+async def test_a_server_whose_clock_is_ahead_is_not_waited_for_that_long() -> None:
+    now = "Fri, 01 Jan 2100 12:00:00 GMT"
+    script = in_turn(failing(503, Retry_After=now, Date=now), answer)
+    async with scripted_judge(script) as judge, of(judge) as server, asyncio.timeout(30):
+        assert (await server.ask("is it?", JudgeUsage())).text == "yes"
 
 
 async def test_a_dropped_connection_is_tried_again() -> None:
