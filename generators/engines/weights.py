@@ -10,6 +10,7 @@ policy.
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,9 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
         raise
     # The newest complete ones stay: others load them, or go back.
     complete = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+    times = [file.stat().st_mtime + 1 for file in complete[-1:]]
+    newest = max([time.time(), *times])  # The clock may have been set back since the last came.
+    os.utime(part, (newest, newest))
     broken = (file for file in folder.glob("*.part") if file != part)
     for old in [*complete[:-KEPT_VERSIONS], *broken]:
         old.unlink()

@@ -1,6 +1,8 @@
 """Fetching weights: hashes, sources in order, pieces over a socket, resumed transfers."""
 
 import asyncio
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,25 @@ async def test_generators_of_a_host_fetch_a_version_once(tmp_path: Path) -> None
         server.data = DATA + bytes([version])
         await fetch(make_notice(notice.sources, server.data), folder, name=names[0])
     assert len(list(folder.iterdir())) == KEPT_VERSIONS + 1
+    task.cancel()
+    server.router.close()
+
+
+async def test_versions_from_before_the_clock_was_set_back_do_not_outlast_newer_ones(
+    tmp_path: Path,
+) -> None:
+    server, folder, tomorrow = WeightServer(DATA), tmp_path / "weights", time.time() + 86_400
+    folder.mkdir()
+    for number in range(KEPT_VERSIONS):
+        (old := folder / f"{number}.safetensors").touch()
+        os.utime(old, (tomorrow, tomorrow))
+    task = asyncio.create_task(server.serve())
+    paths = []
+    for version in range(KEPT_VERSIONS + 1):
+        server.data = DATA + bytes([version])
+        notice = make_notice([server.router.address], server.data)
+        paths.append(await fetch(notice, folder, name="generator-0"))
+    assert set(folder.iterdir()) == set(paths)
     task.cancel()
     server.router.close()
 
