@@ -59,11 +59,6 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def clock(at: float) -> str:
-    """Seconds since the epoch as time of day of this place."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
-
-
 def series_words(
     frame: Any, axis: str, unit: str, label: Callable[[str], str] | None = None
 ) -> str:

@@ -5,7 +5,7 @@ folder name; rows of the events' table. Out: a list with a link to each chart, w
 lasts comes first; a line for each event, those that warn marked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 from urllib.parse import urlencode
@@ -77,11 +77,11 @@ def _answers(alert: Alert, run: str) -> str:
     return answers_address(run, answers="training", **filters)
 
 
-def event_html(row: Any, clock: Callable[[float], str]) -> str:
-    """One event (at, level, kind, text); `clock` words its time (epoch seconds)."""
+def event_html(row: Any) -> str:
+    """One event (at, in epoch seconds, level, kind, text)."""
     mark = WARNS if row.level in LEVELS else ""
     return (
-        f'<div style="margin:.28rem 0"><span class="hr-soft">{clock(row.at)}</span>&ensp;'
+        f'<div style="margin:.28rem 0"><span class="hr-soft">{moment(row.at)}</span>&ensp;'
         f"{mark}<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
     )
 

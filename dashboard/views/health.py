@@ -110,7 +110,7 @@ def _events(run: RunData) -> None:
         odd = rows[rows["level"].isin(LEVELS)]
         shown = odd if len(odd) else rows
         newest = shown.head(SHOWN).itertuples()
-        st.html("".join(event_html(row, moment) for row in newest))
+        st.html("".join(event_html(row) for row in newest))
         st.caption(
             "Incidents, newest first: warnings and errors of the coordinator and the supervisor."
             if len(odd)

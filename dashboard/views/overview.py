@@ -13,7 +13,6 @@ from dashboard.components.alert_list import CAPTION, alerts_html, event_html, ev
 from dashboard.components.tokens import prompt_html
 from dashboard.formatting import (
     answers_address,
-    clock,
     count,
     duration,
     link_html,
@@ -175,7 +174,7 @@ def _events(run: RunData) -> None:
             panels.empty("Nothing so far.")
             return
         newest = rows.head(9).itertuples()
-        st.html("".join(event_html(row, clock) for row in newest))
+        st.html("".join(event_html(row) for row in newest))
         with st.expander("more"):
             panels.table(event_rows(rows), "Events")
 

@@ -15,10 +15,10 @@ from dashboard.components import panels
 from dashboard.components.alert_list import WARNS
 from dashboard.formatting import (
     answers_address,
-    clock,
     count,
     link_html,
     metric_caption,
+    moment,
     number,
     series_words,
     share,
@@ -184,7 +184,7 @@ def _alert(run: RunData, alert: RewardAlert) -> str:
     filters = alert_filters(alert, run.config()["reward"]["alerts"]["answers"])
     link = link_html(_address(run, None, **filters), alert.text)
     return (
-        f'<div style="margin:.28rem 0"><span class="hr-soft">{clock(alert.at)}</span>&ensp;'
+        f'<div style="margin:.28rem 0"><span class="hr-soft">{moment(alert.at)}</span>&ensp;'
         f"{WARNS}{link}</div>"
     )
 

@@ -152,7 +152,7 @@ def coordinator_status(run_dir: Path) -> CoordinatorStatus | None:
 
 
 def _moment(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _unheard(name: str) -> dict[str, Any]:

@@ -165,3 +165,9 @@ def test_stacks_of_a_run_by_process(run_dir: Path) -> None:
     assert found["learner-0"].at == START + 5
     assert (found["generator-0"].kind, found["generator-0"].at) == ("traceback", None)
     assert queries.last_stacks(run_dir / "nowhere") == {}
+
+
+def test_what_sql_lacks_is_told_with_its_day() -> None:
+    word = queries.CoordinatorStatus(START, "finished", {}, {}, records=5)
+    before, after = (word.lag(4, START + 86_400.0 * day) for day in (0, 1))
+    assert before != after
