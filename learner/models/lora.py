@@ -70,13 +70,14 @@ def _linear_layers(model: PreTrainedModel, config: AdapterConfig) -> list[str]:
 
 def share_base(model: nn.Module, base: nn.Module) -> None:
     """Let a model's frozen weights be those of `base` that have the same name and shape, so that
-    memory holds them once."""
+    memory holds them once. What is its own goes to their device."""
     frozen = {_plain(name): weight for name, weight in _frozen(base)}
     for name, weight in _frozen(model):
         twin = frozen.get(_plain(name))
         if twin is not None and twin.shape == weight.shape:
             owner, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(owner), attribute, twin)
+    model.to(next(base.parameters()).device)
 
 
 def _frozen(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -90,7 +90,7 @@ class ModelSet:
         if checkpoint and not self._lora:
             paths = {"path": str(checkpoint / POLICY), "critic_path": str(checkpoint / CRITIC)}
             models = models.model_copy(update=paths)
-        model = self._policy_model(models)
+        model = self._policy_model(models, device)
         if self._lora:
             add_adapters(model, self._lora, checkpoint and checkpoint / POLICY)
         policy = self._scoring(model)
@@ -113,7 +113,8 @@ class ModelSet:
             POLICY: DeepSpeedEngine(policy, learner.policy, learner)
         }
         if (value := config.algorithm.value) is not None:
-            critic = load_critic(models, dtype=self._dtype, device=device, layers=value.layers)
+            at = self._first_device(config.model.critic_path)
+            critic = load_critic(models, dtype=self._dtype, device=at, layers=value.layers)
             if self._lora and not config.algorithm.fits_value:
                 add_adapters(critic, self._lora, checkpoint and checkpoint / CRITIC)
             self.networks[CRITIC] = critic
@@ -148,11 +149,10 @@ class ModelSet:
         config = self._config
         assert config.algorithm.kl is not None
         teacher = config.algorithm.kl.reference_path
-        path = {"path": teacher or config.model.path}
-        reference = self._policy_model(config.model.model_copy(update=path))
+        models = config.model.model_copy(update={"path": teacher or config.model.path})
+        reference = self._policy_model(models, self._first_device(teacher))
         reference.requires_grad_(False)
-        if teacher is None:
-            self._share_base(reference)
+        self._share_base(reference, teacher)
         scoring = self._scoring(reference)
         if teacher and shares_rows and not self._may_share_rows(reference):
             raise UserError(f"{teacher}: its layers have a state, and the policy's have none")
@@ -165,8 +165,7 @@ class ModelSet:
         fits = self._config.algorithm.fits_value
         if fits:
             model.requires_grad_(False)  # what trains is not shared
-        if self._config.model.critic_path is None:
-            self._share_base(model)
+        self._share_base(model, self._config.model.critic_path)
         if fits:
             frozen = FeatureNetwork(model, most=value.features, autocast=self._autocast)
             self._let_see(frozen)
@@ -175,8 +174,12 @@ class ModelSet:
         self._let_see(critic)
         return DeepSpeedEngine(critic, self._config.learner.value, self._config.learner)
 
-    def _share_base(self, model: PreTrainedModel) -> None:
-        if self._lora:
+    def _first_device(self, own: str | None) -> torch.device:
+        """Return where to load: the host if it takes the base, which a GPU may not hold twice."""
+        return torch.device("cpu") if self._lora and own is None else self._device
+
+    def _share_base(self, model: PreTrainedModel, own: str | None) -> None:
+        if self._lora and own is None:
             share_base(model, self.networks[POLICY])
 
     def whole(self) -> dict[str, WholeModel]:
@@ -277,8 +280,8 @@ class ModelSet:
     def _autocast(self) -> torch.dtype | None:
         return torch.bfloat16 if self._config.learner.precision == "bf16_autocast" else None
 
-    def _policy_model(self, models: ModelConfig) -> PreTrainedModel:
-        return load_policy(models, dtype=self._dtype, device=self._device)
+    def _policy_model(self, models: ModelConfig, device: torch.device) -> PreTrainedModel:
+        return load_policy(models, dtype=self._dtype, device=device)
 
     def _may_share_rows(self, model: PreTrainedModel) -> bool:
         twin = random_twin(model, trust_remote_code=self._config.model.trust_remote_code)

@@ -152,3 +152,20 @@ def test_one_copy_of_the_base_is_held(model: ModelConfig) -> None:
     assert torch.equal(values(valued), before[0])
     shake(adapted)
     assert torch.equal(logprobs(reference), before[1]), "the reference never changes"
+
+
+def test_a_model_that_shares_comes_to_the_device_of_the_base(model: ModelConfig) -> None:
+    """It is loaded on the host, as a GPU that holds the base once may not hold it twice."""
+    adapted, valued, reference = policy(model), critic(model), policy(model)
+    for one in (adapted, valued):
+        add_adapters(one, ADAPTERS, None)
+    reference.requires_grad_(False)
+    adapted.to("meta")
+    held = {id(weight) for weight in adapted.parameters()}
+    for one in (valued, reference):
+        share_base(one, adapted)
+        found = [*one.parameters(), *one.buffers()]
+        assert {x.device.type for x in found} == {"meta"}
+    assert all(id(weight) in held for weight in reference.parameters())
+    own = {n for n, weight in valued.named_parameters() if id(weight) not in held}
+    assert own == {n for n, weight in valued.named_parameters() if weight.requires_grad}
