@@ -94,7 +94,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             trust_remote_code=config.model.trust_remote_code,
             wide_head=config.model.head_precision == "float32",
         )
-    adapter = config.learner.published_adapter
+    adapter = None if config.evaluation.only else config.learner.published_adapter
     if adapter is not None:
         if images:
             raise UserError(f'{path} reads images: set learner.lora.publish to "merged"')

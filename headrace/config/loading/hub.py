@@ -52,7 +52,7 @@ def with_local_model(config: C, *, download: bool) -> C:
         changed["model"] = model.model_copy(update=paths)
     if isinstance(config, RunConfig):
         kl = config.algorithm.kl
-        if kl is not None and kl.reference_path is not None:
+        if kl is not None and kl.reference_path is not None and not config.evaluation.only:
             key = "algorithm.kl.reference_path"
             local = {"reference_path": _local(key, kl.reference_path, download=download)}
             changed["algorithm"] = config.algorithm.model_copy(

@@ -85,7 +85,8 @@ def check_model(config: RunConfig) -> ModelShape:
     for it."""
     judges = {f"reward.judges.{n}.path": j.path for n, j in config.reward.judges.items()}
     speaking = {"model.path": config.model.path, **judges}
-    kl = config.algorithm.kl
+    trains = not config.evaluation.only
+    kl, lora = (config.algorithm.kl, config.learner.lora) if trains else (None, None)
     reference = None if kl is None else kl.reference_path
     paths = {**speaking, "model.critic_path": config.model.critic_path, REFERENCE: reference}
     for key, path in paths.items():
@@ -119,7 +120,6 @@ def check_model(config: RunConfig) -> ModelShape:
             f"{shape.context}: lower task.max_prompt_length or max_response_length, or, with an "
             "environment, set environment.max_context"
         )
-    lora = config.learner.lora
     if lora is not None and lora.targets is not None:
         sizes = tensor_sizes(Path(config.model.path)).items()
         known = {n.split(".")[-2] for n, size in sizes if ".layers." in n and size > shape.hidden}

@@ -334,6 +334,22 @@ def test_adapters_beside_layers_that_no_file_has_are_refused(
         check_model(config)
 
 
+def test_an_evaluation_asks_for_nothing_that_the_learner_has(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A recipe's teacher need not be here, nor its adapters fit the family that is evaluated."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = write_model(tmp_path / "m", tensor="model.layers.0.self_attn.q_proj.weight")
+    teacher = ("algorithm.kl.coef=1.0", "algorithm.kl.reference_path=owner/not-there")
+    recipe = (f"model.path={folder}", *teacher, 'learner.lora.targets=["wq"]')
+    check_model(with_local_model(make_config(*recipe, "evaluation.only=true"), download=True))
+    with pytest.raises(UserError, match=r"algorithm\.kl\.reference_path = .*no such model folder"):
+        check_model(make_config(*recipe))
+
+
 def test_a_critic_folder_is_checked_too(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.critic_path = .*no such model folder"):
         check_model(load_recipe(recipe, [f"model.critic_path={tmp_path}/none"]))
