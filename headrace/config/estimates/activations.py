@@ -10,9 +10,10 @@ compares them with updates.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from headrace.config.estimates.model_shape import ModelShape
+from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
 
@@ -116,6 +117,22 @@ class Activations:
         return ", ".join(f"{name} {size / MIB:,.0f}" for name, size in parts.items() if size)
 
 
+def critic_shape(config: RunConfig, shape: ModelShape) -> ModelShape | None:
+    """The value model's shape, by its own folder where it has one; None without one."""
+    value = config.algorithm.value
+    return None if value is None else _shape_at(config.model.critic_path, shape).first(value.layers)
+
+
+def reference_shape(config: RunConfig, shape: ModelShape) -> ModelShape | None:
+    """The reference's shape, a teacher's by its folder; None without a divergence."""
+    kl = config.algorithm.kl
+    return None if kl is None else _shape_at(kl.reference_path, shape)
+
+
+def _shape_at(path: str | None, otherwise: ModelShape) -> ModelShape:
+    return model_shape(Path(path)) if path is not None and Path(path).is_dir() else otherwise
+
+
 def policy_packs(config: RunConfig) -> list[PackShape]:
     """The packs of a policy update that may take most; the longest trajectory's is the first."""
     longest, budget = config.longest, config.learner.micro_batch_tokens
@@ -158,8 +175,8 @@ def policy_activations(
 def value_activations(
     config: RunConfig, shape: ModelShape, pack: PackShape, *, on_gpu: bool
 ) -> Activations:
-    """Bytes of one pack of a value update."""
-    return _activations(config, shape, pack, logits=0, on_gpu=on_gpu)
+    """Bytes of one pack of a value update; `shape`: the policy's."""
+    return _activations(config, critic_shape(config, shape) or shape, pack, logits=0, on_gpu=on_gpu)
 
 
 def largest_activations(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Activations:

@@ -9,7 +9,7 @@ GPU's host resident sizes). Carried keys are a bound; every other part should be
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config.estimates.activations import largest_activations
+from headrace.config.estimates.activations import critic_shape, largest_activations, reference_shape
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
@@ -89,57 +89,38 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     state unless it is on the host, gradients of the model in training (at ZeRO 3, which keeps
     their memory, of all)."""
     learner, ranks = config.learner, config.learner.ranks
-    algorithm, critic = config.algorithm, critic_shape(config, shape)
-    fits = algorithm.fits_value
+    critic, reference = critic_shape(config, shape), reference_shape(config, shape)
+    fits = config.algorithm.fits_value
     models = [shape] if critic is None or fits else [shape, critic]
+    frozen = [reference, critic if fits else None]
+    sizes = [model.parameters for model in models]
+    if (lora := learner.lora) is not None:
+        # The base is there once, besides models that are not of it.
+        teacher = reference if reference is not shape else None
+        frozen = [shape, teacher, critic if config.model.critic_path is not None else None]
+        sizes = [model.adapter_parameters(lora.rank, lora.targets) for model in models]
     weights, gradients, moments = 4.0, 4.0, 8.0
     if learner.precision == "bfloat16":
         weights, gradients, moments = 2.0, 4.0, 12.0
     stage = learner.zero_stage or 0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
-    kl = algorithm.kl
-    teacher: ModelShape | None = None
-    # A reference that is not the policy's start, where it is here.
-    if kl is not None and kl.reference_path is not None and Path(kl.reference_path).is_dir():
-        teacher = model_shape(Path(kl.reference_path))
-    taught = 0.0 if teacher is None else weights * teacher.parameters
-    frozen = weights * shape.parameters * (kl is not None and teacher is None)
-    if critic is not None and fits:
-        frozen += weights * critic.parameters
+    held = weights * sum(model.parameters for model in frozen if model is not None)
     weights /= ranks if stage >= 3 else 1
-    sizes = [model.parameters for model in models]
-    largest, trained = max(sizes), sum(sizes)
-    held = weights * trained + frozen
-    if learner.lora is not None:
-        rank, targets = learner.lora.rank, learner.lora.targets
-        sizes = [model.adapter_parameters(rank, targets) for model in models]
-        largest, trained = max(sizes), sum(sizes)
-        own = critic.parameters if critic and config.model.critic_path is not None else 0
-        held = weights * (shape.parameters + own + trained)
     offloaded = on_gpu and learner.offload_optimizer
     return {
-        "models": int(held + taught),
-        OFFLOADED if offloaded else "optimizers": int(trained * moments),
-        "gradients": int((trained if stage >= 3 else largest) * gradients),
+        "models": int(held + weights * sum(sizes)),
+        OFFLOADED if offloaded else "optimizers": int(sum(sizes) * moments),
+        "gradients": int((sum(sizes) if stage >= 3 else max(sizes)) * gradients),
     }
-
-
-def critic_shape(config: RunConfig, shape: ModelShape) -> ModelShape | None:
-    """The value model's shape, by its own folder where it has one; None without one."""
-    value, path = config.algorithm.value, config.model.critic_path
-    if value is None:
-        return None
-    start = model_shape(Path(path)) if path is not None and Path(path).is_dir() else shape
-    return start.first(value.layers)
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Return a rank's carried key and value bytes: of all longest trajectories, or the limit."""
-    learner, algorithm = config.learner, config.algorithm
+    learner = config.learner
     if learner.context != "carried":
         return 0
-    models = [shape, critic_shape(config, shape), shape if algorithm.kl is not None else None]
+    models = [shape, critic_shape(config, shape), reference_shape(config, shape)]
     each = sum(model.kv_bytes_per_token for model in models if model is not None)
     width = 2 if learner.precision == "float32" else 1
     # Of an answer's last window nothing is kept.

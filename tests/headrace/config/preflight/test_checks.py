@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headrace.config.device_defaults import resolve, resolve_learner
-from headrace.config.estimates.memory import gpu_memory, host_memory, trained_bytes
+from headrace.config.estimates.activations import value_activations, value_packs
+from headrace.config.estimates.memory import carried_bytes, gpu_memory, host_memory, trained_bytes
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.loading.hub import is_hub_name, with_local_model
 from headrace.config.loading.recipe import load_recipe
@@ -438,6 +439,34 @@ def test_a_value_model_of_few_layers_takes_less(make_config: Make, tmp_path: Pat
     )
     assert trained["models"] == fitted["models"] == 4 * both
     assert (trained["optimizers"], fitted["optimizers"]) == (8 * both, 8 * shape.parameters)
+
+
+def test_a_teacher_and_a_value_model_of_their_own_count_by_their_shapes(
+    make_config: Make, tmp_path: Path
+) -> None:
+    shape = model_shape(write_model(tmp_path / "m", parameters=1_000_000))
+    folder = write_model(tmp_path / "large", parameters=5_000_000)
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | {"num_hidden_layers": 20}))
+    large = f"algorithm.kl.reference_path={folder}"
+    plain, taught, valued, adapted = (
+        resolve(make_config("algorithm.kl.coef=0.1", CARRIED, *overrides), PLENTY).config
+        for overrides in (
+            (), (large,), (f"model.critic_path={folder}",), (large, "learner.lora.rank=4"),
+        )
+    )  # fmt: skip
+    # Keys and values of policy, value model and reference, of 2 layers or 20.
+    each = carried_bytes(plain, shape) // 3
+    assert carried_bytes(taught, shape) == carried_bytes(valued, shape) == 12 * each
+    pack = value_packs(plain)[0]
+    few, many = (value_activations(c, shape, pack, on_gpu=False) for c in (plain, valued))
+    assert many.layers == 10 * few.layers
+    held = [
+        trained_bytes(config, shape, on_gpu=False)["models"]
+        for config in (plain, taught, valued, adapted)
+    ]
+    adapters = 2 * shape.adapter_parameters(4, None)
+    assert held == [4 * n for n in (3_000_000, 7_000_000, 7_000_000, 6_000_000 + adapters)]
 
 
 def test_every_part_is_of_the_processes_of_a_role_or_of_files(make_config: Make) -> None:
