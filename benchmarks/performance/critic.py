@@ -178,7 +178,7 @@ def values_of(
         config.algorithm, window=config.window, max_length=config.task.max_response_length
     )
     models = ModelSet(
-        config, algorithm, checkpoint, rank=0, device=device, work=work,
+        config, checkpoint, rank=0, device=device, work=work,
         read_image=MediaStore(run_dir / MEDIA).read,
     )  # fmt: skip
     relay = RankRelay(rank=0, world=1)

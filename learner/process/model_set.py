@@ -20,7 +20,6 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import has_bfloat16
 from headrace.host.progress_reporter import ProgressReporter
-from learner.algorithms.registry import Algorithm
 from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.family_check import may_share_rows, random_twin
@@ -72,7 +71,6 @@ class ModelSet:
     def __init__(
         self,
         config: RunConfig,
-        algorithm: Algorithm,
         checkpoint: Path | None,
         *,
         rank: int,
@@ -94,8 +92,8 @@ class ModelSet:
         if self._lora:
             add_adapters(model, self._lora, checkpoint and checkpoint / POLICY)
         policy = self._scoring(model)
-        shares_rows = self._may_share_rows(model)
-        if not shares_rows and learner.context != "full":
+        self._shares_rows = self._may_share_rows(model)
+        if not self._shares_rows and learner.context != "full":
             raise UserError(
                 f"learner.context = {learner.context!r} knows keys and values alone, and "
                 f"{model.config.model_type} has layers with a state: take 'full'"
@@ -115,6 +113,7 @@ class ModelSet:
         if (value := config.algorithm.value) is not None:
             at = self._first_device(config.model.critic_path)
             critic = load_critic(models, dtype=self._dtype, device=at, layers=value.layers)
+            self._check_rows(critic, config.model.critic_path)
             if self._lora and not config.algorithm.fits_value:
                 add_adapters(critic, self._lora, checkpoint and checkpoint / CRITIC)
             self.networks[CRITIC] = critic
@@ -128,11 +127,10 @@ class ModelSet:
             for network in self.networks.values():
                 network.gradient_checkpointing_enable({"use_reentrant": False})
                 network.train()
-        self.place = self._place(rank, work, shares_rows=shares_rows)
+        self.place = self._place(rank, work)
         policy.most = self.place.most
-        self.reference = None
-        if algorithm.kl is not None:
-            self.reference = self._load_reference(shares_rows)
+        kl = config.algorithm.kl
+        self.reference = None if kl is None else self._load_reference(kl.reference_path)
         # Behind all loading, which registers attention as it is without a compiler.
         if learner.compile:
             for name in self.networks.keys() - {RANKER}:
@@ -144,18 +142,15 @@ class ModelSet:
             if p.requires_grad or learner.published_adapter is None
         )
 
-    def _load_reference(self, shares_rows: bool) -> PolicyNetwork:
+    def _load_reference(self, teacher: str | None) -> PolicyNetwork:
         """Load a teacher or the run's own model, not the checkpoint's: it never changes."""
-        config = self._config
-        assert config.algorithm.kl is not None
-        teacher = config.algorithm.kl.reference_path
-        models = config.model.model_copy(update={"path": teacher or config.model.path})
+        models = self._config.model.model_copy(update={"path": teacher} if teacher else {})
         reference = self._policy_model(models, self._first_device(teacher))
+        self._check_rows(reference, teacher)
         reference.requires_grad_(False)
-        self._share_base(reference, teacher)
+        if self._lora and teacher is None:
+            share_base(reference, self.networks[POLICY])
         scoring = self._scoring(reference)
-        if teacher and shares_rows and not self._may_share_rows(reference):
-            raise UserError(f"{teacher}: its layers have a state, and the policy's have none")
         self._let_see(scoring)
         return scoring
 
@@ -165,7 +160,8 @@ class ModelSet:
         fits = self._config.algorithm.fits_value
         if fits:
             model.requires_grad_(False)  # what trains is not shared
-        self._share_base(model, self._config.model.critic_path)
+        if self._lora and self._config.model.critic_path is None:
+            share_base(model, self.networks[POLICY])
         if fits:
             frozen = FeatureNetwork(model, most=value.features, autocast=self._autocast)
             self._let_see(frozen)
@@ -177,10 +173,6 @@ class ModelSet:
     def _first_device(self, own: str | None) -> torch.device:
         """Return where to load: the host if it takes the base, which a GPU may not hold twice."""
         return torch.device("cpu") if self._lora and own is None else self._device
-
-    def _share_base(self, model: PreTrainedModel, own: str | None) -> None:
-        if self._lora and own is None:
-            share_base(model, self.networks[POLICY])
 
     def whole(self) -> dict[str, WholeModel]:
         """Copy each model, adapters merged, on rank 0; {} on the others, since host memory holds
@@ -247,17 +239,17 @@ class ModelSet:
         )
         return weights_of(named, dtype=wanted, buffers=self._buffers, update=update)
 
-    def _place(self, rank: int, work: ProgressReporter, *, shares_rows: bool) -> RankContext:
+    def _place(self, rank: int, work: ProgressReporter) -> RankContext:
         config, learner = self._config, self._config.learner
         grouped = config.schedule.num_generations > 1 and learner.share_prompts
         return RankContext(
             device=self._device,
             rank=rank,
             world=learner.ranks,
-            budget=learner.micro_batch_tokens if shares_rows else 1,
+            budget=learner.micro_batch_tokens if self._shares_rows else 1,
             seed=config.seed,
             forward_together=learner.zero_stage == 3,
-            shares_openings=grouped and shares_rows,
+            shares_openings=grouped and self._shares_rows,
             work=work,
             images=self._images,
         )
@@ -282,6 +274,10 @@ class ModelSet:
 
     def _policy_model(self, models: ModelConfig, device: torch.device) -> PreTrainedModel:
         return load_policy(models, dtype=self._dtype, device=device)
+
+    def _check_rows(self, model: PreTrainedModel, own: str | None) -> None:
+        if own and self._shares_rows and not self._may_share_rows(model):
+            raise UserError(f"{own}: its layers have a state, and the policy's have none")
 
     def _may_share_rows(self, model: PreTrainedModel) -> bool:
         twin = random_twin(model, trust_remote_code=self._config.model.trust_remote_code)

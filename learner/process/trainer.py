@@ -121,8 +121,7 @@ class Trainer:
         algorithm = algorithm_of(config)
         with self._work.moving("loading the models"):
             models = self.models = ModelSet(
-                config, algorithm, checkpoint,
-                rank=self._rank, device=self._device, work=self._work,
+                config, checkpoint, rank=self._rank, device=self._device, work=self._work,
                 read_image=self._images.read,
             )  # fmt: skip
             self.position = WeightPosition()

@@ -48,6 +48,7 @@ from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.update_log import read_applied
 from learner.process import checkpointing, trainer, weight_publishing
 from learner.process.model_set import ModelSet
+from tests.learner.models.families import save_family
 from tests.learner.recorded import (
     Sent,
     alone,
@@ -454,6 +455,20 @@ def test_a_student_goes_to_its_teacher(tmp_path: Path) -> None:
         coordinator.send(Shutdown(reason="done"))
         coordinator.expect(Goodbye)
         assert coordinator.wait() == [0]
+
+
+@pytest.mark.slow
+def test_a_value_model_whose_layers_keep_a_state_is_refused_beside_a_policy_without(
+    tmp_path: Path,
+) -> None:
+    """In a row that it shares an answer would begin in the state of the one before it."""
+    table = run_config(save_tiny_model(tmp_path / "model")).model_dump(mode="json")
+    table["model"]["critic_path"] = str(save_family("lfm2", tmp_path / "critic"))
+    with ScriptedCoordinator(RunConfig.model_validate(table), tmp_path / "run-11") as coordinator:
+        coordinator.start_learner()
+        assert coordinator.wait() == [2]
+        said = (coordinator.run_dir / "learner-0.log").read_text()
+    assert "critic: its layers have a state, and the policy's have none" in said
 
 
 def test_what_a_disk_lacks_is_told_and_stays_in_the_progress() -> None:
