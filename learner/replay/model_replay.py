@@ -122,7 +122,7 @@ def replay_update(
         "learner": config.learner.model_copy(update={"ranks": len(shares)}),
         "storage": config.storage.model_copy(update={"token_diagnostics": True}),
     }
-    if not _starting_models(config, batch.update):
+    if config.model.path not in _starting_models(config, batch.update):
         # A copy of the run may have come without the model that it began with.
         folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / POLICY)
         changed["model"] = config.model.model_copy(update={"path": folder})

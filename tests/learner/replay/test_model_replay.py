@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from learner.replay import model_replay
 from tests.coordinator.world import make_config
@@ -47,3 +48,27 @@ def test_a_rank_that_fails_ends_all_of_them(
         model_replay.replay_update(
             config, tmp_path, sent.batch, [[shard] for shard in sent.shards], beside
         )
+
+
+def test_a_student_that_came_without_its_start_is_read_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the teacher, which a replay reads as well."""
+    teacher = tmp_path / "teacher"
+    teacher.mkdir()
+    kl = {"kl": {"coef": 1.0, "reference_path": str(teacher)}}
+    config = make_config(model={"path": str(tmp_path / "gone")}, algorithm=kl)
+    begun: list[str] = []
+
+    def no_ranks(_config: RunConfig, folder: Path, *_others: object) -> None:
+        written = (folder / model_replay.RESOLVED).read_text()
+        begun.append(RunConfig.model_validate_json(written).model.path)
+        raise RunFailedError("no rank is started")
+
+    monkeypatch.setattr(model_replay, "_run_ranks", no_ranks)
+    sent = batch_of(record(seed=1, trajectories=3), update=2)
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    with pytest.raises(RunFailedError):
+        model_replay.replay_update(config, tmp_path, sent.batch, [list(sent.shards)], beside)
+    assert begun == [str(beside / "checkpoints" / "step_1" / "policy")]
