@@ -22,8 +22,11 @@ def adapter_layout(model: WeightLayout, adapter: AdapterConfig) -> WeightLayout:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in model.shapes.items():
         layer = name.removesuffix(".weight")
-        named = adapter.targets is None or layer.rpartition(".")[2] in adapter.targets
-        if named and ".layers." in name and len(shape) == 2:
+        parts = layer.split(".")
+        named = adapter.targets is None or parts[-1] in adapter.targets
+        # In transformers experts and what chooses among them are no linear layers.
+        inside = "layers" in parts and not {"experts", "gate", "router"} & {*parts}
+        if named and inside and len(shape) == 2:
             outputs, inputs = shape
             shapes[f"{PREFIX}{layer}.lora_A.weight"] = (adapter.rank, inputs)
             shapes[f"{PREFIX}{layer}.lora_B.weight"] = (outputs, adapter.rank)

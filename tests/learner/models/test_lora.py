@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from generators.engines.model_files import weight_layout
+from generators.engines.vllm_adapter import adapter_layout
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.learner import AdapterConfig
 from headrace.config.sections.model import ModelConfig
@@ -21,6 +23,7 @@ from learner.models.lora import (
     save_adapter,
     share_base,
 )
+from tests.learner.models.families import save_family
 from tests.learner.models.test_forward import pack_of
 from tests.learner.recorded import save_tiny_model
 
@@ -169,3 +172,14 @@ def test_a_model_that_shares_comes_to_the_device_of_the_base(model: ModelConfig)
     assert all(id(weight) in held for weight in reference.parameters())
     own = {n for n, weight in valued.named_parameters() if id(weight) not in held}
     assert own == {n for n, weight in valued.named_parameters() if weight.requires_grad}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_generators_expect_the_adapters_that_a_family_has(family: str, tmp_path: Path) -> None:
+    """By the names in its files, where each expert may have matrices of its own."""
+    folder = save_family(family, tmp_path)
+    adapted = policy(ModelConfig(path=str(folder)))
+    add_adapters(adapted, ADAPTERS, None)
+    layout = adapter_layout(weight_layout(str(folder), adapted.config), ADAPTERS)
+    published = {name: x.shape for name, x in adapter_weights(adapted).items()}
+    assert layout.difference("the learner", published) is None
