@@ -47,18 +47,13 @@ def build(options: Options) -> Verifier:
     torch.set_num_threads(options.threads)
     scorer = LineScorer(folder)
     tokenizer: Any = scorer.tokenizer
-    special = frozenset(tokenizer.all_special_ids)
-
-    def text_of(token: int) -> str:
-        return "" if token in special else str(tokenizer.decode([token]))
 
     def judge(item: ScoreItem) -> Verdict:
         if item.prompt_ids is None or item.completion_ids is None:
             raise ValueError("a line reward model reads token ids, and none came with the answer")
         ids = item.completion_ids.tolist()
-        lines = split_lines(
-            [text_of(token) for token in ids], comments=options.comments, fenced=options.fenced
-        )
+        texts = [str(tokenizer.decode([token], skip_special_tokens=True)) for token in ids]
+        lines = split_lines(texts, comments=options.comments, fenced=options.fenced)
         neutral = neutral_ends(lines, item.line_ends)
         ends = [end for end, passive in zip(item.line_ends, neutral, strict=True) if not passive]
         scores = iter(scorer.lines(item.prompt_ids.tolist(), ids, ends))

@@ -150,7 +150,6 @@ class AnswerLabeler:
     def __init__(self, config: RunConfig, k: int, *, fenced: bool | None = None) -> None:
         self._config, self._k, self._fenced = config, k, fenced
         self._tokenizer = policy_tokenizer(config)
-        self._special = frozenset(self._tokenizer.all_special_ids)
         self.failures: list[str] = []
         """Answers that could not be labelled, in words."""
         self.tokens = 0
@@ -228,9 +227,7 @@ class AnswerLabeler:
         assert answer.ids is not None
         if len(answer.ids) > task.max_response_length:
             raise UnjudgedError(f"it has {len(answer.ids)} tokens")
-        special, decode = self._special, self._tokenizer.decode
-        texts = ["" if i in special else str(decode([i])) for i in answer.ids]
-        lines = split_lines(texts, fenced=self._fenced)
+        lines = split_lines([self._text([i]) for i in answer.ids], fenced=self._fenced)
         passed = await passes(answer, answer.ids, answer.finished)
         key = (answer.item.source, answer.item.answer, answer.item.info)
         found = await labeler.label(

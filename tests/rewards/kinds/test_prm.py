@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
@@ -57,6 +58,21 @@ def test_lines_have_the_models_scores_and_neutral_ones_none(folder: Path) -> Non
     assert verifier(item(text, [11])).lines == pytest.approx((expected[1],))
     assert verifier(item(text[:7], [3])).lines == pytest.approx((expected[0],))
     assert verifier(item("#a\n", [2])).lines == (None,)
+
+
+def test_an_end_token_has_no_text_whatever_names_it(tmp_path: Path) -> None:
+    """Gemma 3's is special, and no name of its configuration."""
+    tokenizer, end = build_tokenizer("ab=1#\n`"), "<end_of_turn>"
+    tokenizer.backend_tokenizer.add_special_tokens([end])
+    build_model(tokenizer, 0, mlp_width=64).save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    verifier = build(Options(model=str(write_line_model(tmp_path / "policy", tmp_path / "prm"))))
+    asked = item("a=1\nb=1", [3, 6])
+    assert asked.completion_ids is not None
+    ids = [*asked.completion_ids, tokenizer.convert_tokens_to_ids(end)]
+    ended = replace(asked, completion_ids=np.array(ids, np.int32))
+    assert None not in verifier(ended).lines
+    assert verifier(ended) == verifier(asked)
 
 
 def test_prose_around_code_is_neutral_where_answers_are_fenced(folder: Path) -> None:
