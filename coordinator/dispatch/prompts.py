@@ -27,7 +27,7 @@ from headrace.config.sections.task import members
 from headrace.data.anchors import Anchor, read_anchors
 from headrace.data.image_processor import ImageProcessor, sees_images
 from headrace.data.media import MediaError, MediaStore, digest_of, open_rgb
-from headrace.data.tokenizer import chat_text, load_tokenizer, vocabulary_size
+from headrace.data.tokenizer import chat_text, load_tokenizer, text_ids, vocabulary_size
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import GroupIssued
@@ -117,7 +117,7 @@ class Prompts:
             text = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt)
             return EncodedPrompt(text, _ids([]), "" if text == row.prompt else text)
         if isinstance(row.prompt, str) and mode != "always":
-            return EncodedPrompt(row.prompt, _ids(self._tokenizer(row.prompt)["input_ids"]))
+            return EncodedPrompt(row.prompt, _ids(text_ids(self._tokenizer, row.prompt)))
         if mode == "never":
             raise UserError(
                 f"row {row.id} has chat messages but model.chat_template is 'never'; use 'auto'"

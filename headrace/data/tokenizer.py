@@ -72,6 +72,13 @@ def has_chat_template(folder: Path) -> bool:
     return bool(_read(folder / "tokenizer_config.json").get("chat_template"))
 
 
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return ids of a text that opens a sequence, whose opening token is never doubled."""
+    opening = tokenizer.bos_token
+    special = not (opening and text.startswith(opening))
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
 def chat_text(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headrace.data.image_processor import ImageProcessor
 from headrace.data.media import open_rgb
-from headrace.data.tokenizer import chat_text
+from headrace.data.tokenizer import chat_text, text_ids
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
 from rewards.models.card import ChatMode
@@ -57,13 +57,6 @@ def plain_text(prompt: Prompt) -> str:
     if len(prompt) == 1:
         return text_of(prompt[0]["content"])
     return "\n".join(f"{message['role']}: {text_of(message['content'])}" for message in prompt)
-
-
-def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return ids of a text that opens a sequence, whose opening token is never doubled."""
-    opening = tokenizer.bos_token
-    special = not (opening and text.startswith(opening))
-    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
 def rendered_prompt(

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from headrace.config.sections.reward_model import SLOTS, PairwiseConfig
 from headrace.data.answer_text import without_control_tokens
-from headrace.data.tokenizer import chat_text
+from headrace.data.tokenizer import chat_text, text_ids
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
-from rewards.models.encoding import Prompt, PromptImages, check_text, text_ids
+from rewards.models.encoding import Prompt, PromptImages, check_text
 from tasks.rows import images_in
 
 _SLOT = re.compile("{(" + "|".join(SLOTS) + ")}")

@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from coordinator.dispatch.prompts import Prompts
 from headrace.config.loading.recipe import load_recipe
 from headrace.errors import UserError
 from headrace.trajectory.trajectories import group_of
+from rewards.models.encoding import prompt_ids
+from tasks.rows import TaskRow
 from tests.coordinator.dispatch.test_mixture import recipe
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.toml"
@@ -72,3 +75,19 @@ def test_a_plain_prompt_is_recorded_beside_what_the_template_makes_of_it() -> No
     issued = prompts.next_group(0, 0, 0)
     assert issued.prompt == f"={json.loads(issued.messages)}"
     assert group_of(issued).messages == ""
+
+
+def test_a_prompt_that_begins_with_the_opening_token_has_one() -> None:
+    """A chat that the dataset has framed, as Llama 3's and Gemma's templates write it."""
+    prompts = Prompts(load_recipe(RECIPE))
+    tokenizer = prompts._tokenizer
+    opening = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{opening[0]} $A", special_tokens=[opening]
+    )
+    plain, framed = (
+        prompts.encode(TaskRow(id="r", prompt=text, answer="")).ids.tolist()
+        for text in ("a3=", f"{opening[0]}a3=")
+    )
+    assert framed == plain == prompt_ids(tokenizer, "a3=", "auto")
+    assert plain.count(opening[1]) == 1
