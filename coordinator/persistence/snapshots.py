@@ -32,7 +32,7 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.trajectory.account import Account
 from headrace.trajectory.token_ledger import Ledger
-from headrace.trajectory.trajectories import Trajectory, group_of
+from headrace.trajectory.trajectories import Trajectory
 from storage.run_store import RunStore
 
 NEEDED = (GroupIssued, ChunkArrived)
@@ -106,7 +106,7 @@ def _read_again(
     for record in records:
         match record:
             case GroupIssued(group_id=key) if key in wanted:
-                groups[key] = group_of(record)
+                groups[key] = record
                 for trajectory_id in record.trajectory_ids:
                     trajectories[trajectory_id].opening = record.prompt_ids
             case ChunkArrived(trajectory_id=key) if key in trajectories:

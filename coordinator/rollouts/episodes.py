@@ -163,7 +163,7 @@ class EpisodeManager:
         begun = map(account.trajectories.get, self._branches.get(trajectory.trajectory_id, ()))
         said = json.loads(group.messages) if is_agent and group.messages else group.prompt
         row = {"id": group.prompt_id, "prompt": said, "answer": group.answer}
-        if group.messages and not is_agent:
+        if group.messages.startswith("[") and not is_agent:
             row["messages"] = json.loads(group.messages)
         return StepAsk(
             trajectory_id=trajectory.trajectory_id,

@@ -17,7 +17,7 @@ from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
 
 READS_CHATS = ("function", "judge", "pairwise", "bradley_terry")
-"""Kinds of rewards that read the messages of a prompt that is a chat."""
+"""Kinds of rewards that read the messages of a prompt that the policy reads as a chat."""
 
 
 class ScoreItems:

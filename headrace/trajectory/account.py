@@ -11,7 +11,7 @@ from collections import OrderedDict
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Reward
 from headrace.trajectory.token_ledger import Ledger
-from headrace.trajectory.trajectories import Trajectory, group_of
+from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.transitions import ValueMove, WindowMove, moves, value_moves
 from headrace.trajectory.windows import Window, trajectory_of
 
@@ -122,7 +122,7 @@ class Account:
                 self._sort()
 
     def _issue(self, record: r.GroupIssued) -> None:
-        self.groups[record.group_id] = group_of(record)
+        self.groups[record.group_id] = record
         for trajectory_id, seed in zip(record.trajectory_ids, record.seeds, strict=True):
             trajectory = Trajectory(
                 trajectory_id, record.group_id, record.purpose, record.prompt_ids, seed,

@@ -267,11 +267,6 @@ class Trajectory:
         raise ValueError(f"trajectory {self.trajectory_id} has too few tokens from {start} on")
 
 
-def group_of(record: GroupIssued) -> GroupIssued:
-    """Return a group as it is kept: the record of its issue, with `messages` of a chat alone."""
-    return record if record.messages.startswith("[") else replace(record, messages="")
-
-
 def issued_again(group: GroupIssued, **its_own: Any) -> GroupIssued:
     """Return the record of another group of this prompt; `its_own`: ids, opening, seeds."""
     fresh = {"at": time.time(), "domain_position": 0, "prefix": 0}

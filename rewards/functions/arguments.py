@@ -46,7 +46,7 @@ class ResponseFacts:
     def _messages(self) -> list[dict[str, Any]] | None:
         if self._chat == "never":
             return None
-        if self.item.messages:
+        if self.item.messages.startswith("["):
             return list(json.loads(self.item.messages))
         if self._chat == "always":
             return [{"role": "user", "content": self.item.prompt}]

@@ -58,7 +58,9 @@ def build(options: Options) -> Verifier:
 
     def judge(item: ScoreItem) -> Verdict:
         store.folder = Path(item.media)
-        prompt = json.loads(item.messages) if item.messages else item.prompt
+        # A text that the policy's template framed is framed once, by the model or already.
+        reads = item.messages.startswith("[") or scorer.card.chat_template == "always"
+        prompt = json.loads(item.messages) if item.messages and reads else item.prompt
         text = said_part(item.text, options.thought, options.answer_marker)
         if not text.strip():
             return Verdict()  # No pair has taught the model what no answer is worth.

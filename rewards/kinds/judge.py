@@ -29,7 +29,7 @@ from rewards.judging.readings import JudgeReply, both_orders, number, yes_probab
 from rewards.judging.selftest import check_server
 from rewards.judging.server import JudgeServer, JudgeUsage, address_lookup
 from rewards.verifier import Verifier
-from tasks.rows import images_in, text_of
+from tasks.rows import chat_of, images_in, text_of
 
 LOOK_EVERY_S = 1.0
 
@@ -152,7 +152,7 @@ def needs_reference(options: Options, template: str) -> bool:
 def _question(item: ScoreItem, options: Options) -> str:
     if options.question_column is not None:
         return _text(column(item, options.question_column), options.question_column)
-    messages = json.loads(item.messages) if item.messages else []
+    messages = chat_of(json.loads(item.messages)) if item.messages else []
     of_user = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
     return text_of(of_user[-1].get("content", "")) if of_user else item.prompt
 

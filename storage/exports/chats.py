@@ -102,9 +102,9 @@ class PromptChats:
         return _plain(said, self._image) if asked.prompt_ids else []
 
     def asked(self, prompt_id: str, text: str) -> Chat | str:
-        """A prompt as rewards read it: a chat without images as its messages, else the text."""
+        """A prompt as rewards read it: a chat without images by its messages, else the text."""
         asked = self._asked.get(prompt_id, _PromptRecord())
-        is_chat = asked.messages.startswith("[") and not asked.media
+        is_chat = asked.messages and not asked.media
         return _plain(json.loads(asked.messages), "") if is_chat else text
 
 

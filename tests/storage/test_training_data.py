@@ -276,12 +276,15 @@ def test_answers_for_a_reward_model_have_the_prompt_that_rewards_read(tmp_path: 
     told: list[Told] = [(4, "finished", 1.0, True), (5, "truncated", 0.0, False)]
     issued, *others = answers(21, *told, chat=True)
     framed = msgspec.structs.replace(issued, prompt="<u>1 + 1<a>")
-    run_dir = run_of(tmp_path, answers(20, *told), [framed, *others])
+    plain, *more = answers(22, *told)
+    plain = msgspec.structs.replace(plain, prompt="<u>2 + 2<a>", messages='"2 + 2"')
+    run_dir = run_of(tmp_path, answers(20, *told), [framed, *others], [plain, *more])
     rows = list(group_answers(run_dir))
     assert {type(row.correct) for row in rows} == {bool}, "pairs go by `is`, and SQLite has 0 and 1"
     found = [(row.prompt, row.text, row.correct) for row in rows]
     verdicts = [(WORDS[4], True), (WORDS[5], False)]
-    assert found == [(prompt, *verdict) for prompt in ("20 + 1 =", CHAT) for verdict in verdicts]
+    prompts = ("20 + 1 =", CHAT, [{"role": "user", "content": "2 + 2"}])
+    assert found == [(prompt, *verdict) for prompt in prompts for verdict in verdicts]
 
 
 def test_answers_for_a_reward_model_are_the_last_turns_that_rewards_read(tmp_path: Path) -> None:

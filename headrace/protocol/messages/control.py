@@ -340,11 +340,11 @@ class BroadcastReply(Message, frozen=True, kw_only=True, tag=True):
 
 class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     """One response to score. `text` is the decoded response without special tokens, `finished` is
-    False for one cut at the length limit; `info` is a JSON object as text, and `messages` a JSON
-    list where the row's prompt is a chat that a function or a judge reads; its images are named by
-    their SHA-256, and are files of that name in the folder `media`. Token ids come only where
-    requested; the response's are the sampled ones. `source` scores it, and `unit` is what it scores
-    at once.
+    False for one cut at the length limit; `info` is a JSON object as text, `messages` the JSON of
+    the row's prompt, a chat or a text in a chat template, that a function or a judge reads; images
+    in it are named by their SHA-256, and are files of that name in the folder `media`. Token ids
+    come only where requested; the response's are the sampled ones. `source` scores it, `unit` is
+    what it scores at once.
 
     line: the response may go on; it is here up to the last of `line_ends`, with its token ids.
     group: `siblings` are the ended responses of a prompt, and the item's own response is empty.

@@ -293,7 +293,7 @@ class AnchorJudges:
             finished=True,
             num_tokens=len(answer.ids),
             info=json.dumps(row.info, default=str),
-            messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
+            messages="" if prompt.text == row.prompt else json.dumps(row.prompt),
             prompt_ids=np.array(prompt.ids, np.int32) if with_ids else None,
             completion_ids=np.array(answer.ids, np.int32) if with_ids else None,
             source=prompt.source,

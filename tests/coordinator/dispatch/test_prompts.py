@@ -10,7 +10,6 @@ from tokenizers.processors import TemplateProcessing
 from coordinator.dispatch.prompts import Prompts
 from headrace.config.loading.recipe import load_recipe
 from headrace.errors import UserError
-from headrace.trajectory.trajectories import group_of
 from rewards.models.encoding import prompt_ids
 from tasks.rows import TaskRow
 from tests.coordinator.dispatch.test_mixture import recipe
@@ -68,13 +67,12 @@ def test_a_run_whose_rows_are_all_refused_says_why(tmp_path: Path) -> None:
 
 
 def test_a_plain_prompt_is_recorded_beside_what_the_template_makes_of_it() -> None:
-    """Exports make a chat of it, for a trainer that applies the template again; to rewards and
-    environments it is a plain prompt."""
+    """Exports make a chat of it, for a trainer that applies the template again, and judges read it
+    as it was before."""
     prompts = Prompts(load_recipe(RECIPE, ['model.chat_template="always"']))
     prompts._tokenizer.chat_template = "={{ messages[0].content }}"
     issued = prompts.next_group(0, 0, 0)
     assert issued.prompt == f"={json.loads(issued.messages)}"
-    assert group_of(issued).messages == ""
 
 
 def test_a_prompt_that_begins_with_the_opening_token_has_one() -> None:

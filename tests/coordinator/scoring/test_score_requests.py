@@ -30,6 +30,8 @@ from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.world import World, make_config
 
 CHAT = '[{"role": "user", "content": "p"}]'
+FRAMED = '"p"'
+"""A plain prompt in the policy's chat template."""
 
 
 class Front:
@@ -139,6 +141,16 @@ def test_an_item_holds_what_its_function_asks_for(
         assert item.completion_ids is not None
         assert item.prompt_ids.tolist() == ids
         assert item.text == "".join(map(str, item.completion_ids))
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "bradley_terry", "exact"])
+def test_a_model_judges_a_framed_prompt_as_its_row_has_it(kind: str) -> None:
+    """Its own template frames the text: the policy's would do so twice."""
+    front = Front(kind=kind)
+    front.finish(messages=FRAMED)
+    (item,) = front.dispatch()
+    assert item.prompt == "user: p"
+    assert item.messages == ("" if kind == "exact" else FRAMED)
 
 
 SOURCES = {

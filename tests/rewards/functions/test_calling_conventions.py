@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.config.sections.reward import Adapter
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
-from rewards.functions.arguments import InvalidRewardError
+from rewards.functions.arguments import InvalidRewardError, ResponseFacts
 from rewards.functions.calling_conventions import CONVENTIONS, bind, recognise
 from rewards.functions.results import Verdict
 from rewards.functions.signatures import read_signature
@@ -96,6 +97,13 @@ def test_what_they_say_beside_the_score() -> None:
     # 0.3 is below the threshold, and right all the same: it says so.
     assert verdict("rllm_task", item("7")) == Verdict(0.3, True, {"is_correct": 1.0})
     assert verdict("areal_async", item_of_areal("7")).reward == 2.0
+
+
+def test_a_prompt_that_the_template_framed_is_shown_as_the_policy_saw_it() -> None:
+    """It is no chat, whatever the item says of its row for judges."""
+    framed = replace(item(THOUGHT), prompt="<u>3+4<a>", messages='"3+4"')
+    facts = ResponseFacts(framed, "row")
+    assert (facts.prompt, facts.completion) == ("<u>3+4<a>", THOUGHT)
 
 
 def item_of_areal(text: str) -> ScoreItem:

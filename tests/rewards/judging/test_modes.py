@@ -131,14 +131,16 @@ async def test_a_response_has_no_control_tokens(text: str, shown: str) -> None:
 
 
 async def test_the_question_is_the_users_last_message() -> None:
-    judge = Recorder(*[leaning(-1, -1)] * 3)
+    judge = Recorder(*[leaning(-1, -1)] * 4)
     only = options(prompt="{question}")
     await score(item("7"), only, judge)
     chat = item("7", chat=True)
     await score(chat, only, judge)
+    framed = msgspec.structs.replace(item("7"), prompt="<u>3+4<a>", messages='"3+4"')
+    await score(framed, only, judge)
     named = options(prompt="{question}", question_column="q")
     await score(row("7", q="three and four?"), named, judge)
-    assert judge.prompts == ["3+4", "3+4", "three and four?"]
+    assert judge.prompts == ["3+4", "3+4", "3+4", "three and four?"]
 
 
 @pytest.mark.parametrize(

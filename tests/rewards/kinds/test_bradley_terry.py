@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.kinds.bradley_terry import Options, build
 from rewards.labeling.offline_scoring import open_scorer
+from rewards.models import scorer as scorers
 from rewards.models.scorer import ScoreScorer
 from tasks.procedural.shapes import CAPTION, DESCRIBE, caption, draw, draw_scene
 from tests.learner.models.pictures import lacks
@@ -65,6 +67,24 @@ def test_what_is_seen_mostly_scores_more_than_what_is_not(digest: str, tmp_path:
         json.loads(asked("", digest, tmp_path).messages),
     )
     assert scorer.score(messages, RIGHT) == pytest.approx(verdict.parts["logit"], abs=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "shown"), [("always", "3+4"), ("auto", "<u>3+4<a>")])
+def test_a_prompt_of_the_policys_template_is_framed_once(
+    mode: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a model that frames texts itself, or else by the policy."""
+    seen: list[Any] = []
+
+    def score(prompt: Any, response: str, *, ended: bool) -> float:
+        seen.append(prompt)
+        return 1.0
+
+    scorer = SimpleNamespace(card=SimpleNamespace(chat_template=mode), score=score)
+    monkeypatch.setattr(scorers, "ScoreScorer", lambda folder, read_image: scorer)
+    framed = replace(item("7"), prompt="<u>3+4<a>", messages='"3+4"')
+    verdict = build(Options(model=str(CAPTIONS)))(framed)
+    assert (verdict.parts, seen) == ({"logit": 1.0}, [shown])
 
 
 @needs_images
