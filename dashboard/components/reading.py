@@ -8,7 +8,6 @@ renderer that shows tags as text, after what makes images, links and addresses w
 import re
 from collections.abc import Iterator
 from html import escape
-from itertools import groupby
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -71,15 +70,10 @@ def answer_parts(
 ) -> list[AnswerPart]:
     """A response, or these tokens of it, by who wrote it. What the policy wrote stands as it is,
     what looks like turns of others included; `is_code`: an answer without a fence is a program."""
-    if detail.pieces is None:
-        return []
-    t = detail.tokens
-    keys = zip(t.turns[tokens].tolist(), t.sources[tokens].tolist(), strict=True)
     found: list[AnswerPart] = []
-    for (_, source), run in groupby(
-        zip(keys, detail.pieces[tokens], strict=True), key=lambda pair: pair[0]
-    ):
-        role, said = SOURCES[source], "".join(piece for _, piece in run)
+    sources = detail.tokens.sources
+    for first in filter(range(len(sources))[tokens].__contains__, detail.said):
+        role, said = SOURCES[sources[first]], detail.said[first]
         if role == "policy":
             found += _parts("answer", _END.sub("", said))
         else:

@@ -24,7 +24,7 @@ from storage.journal.segment_index import SegmentIndex
 from storage.queries import trajectory_index
 from storage.queries.evaluations import answers_of
 from storage.text.detokenize import text_decoder
-from storage.text.token_table import TokenTable, token_table
+from storage.text.token_table import SOURCES, TokenTable, token_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +50,8 @@ class TrajectoryDetail:
 
     `row`: scalar columns; `rewards`: (value, position), where more than the last token earned
     something; `images`: files of the prompt's; `pieces`: one text per token (None: no tokenizer);
-    `windows` and `siblings` (the group's trajectories, with itself): frames."""
+    `said`: texts of one turn and source each, by their first tokens; `windows` and `siblings` (the
+    group's trajectories, with itself): frames."""
 
     row: dict[str, Any]
     reward_parts: dict[str, float | None]
@@ -60,6 +61,7 @@ class TrajectoryDetail:
     tokens: TokenTable
     text: str | None
     pieces: list[str] | None
+    said: dict[int, str]
     windows: "pd.DataFrame"
     siblings: "pd.DataFrame"
 
@@ -212,7 +214,10 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     windows = reader.rows(window_query)
     keys = [(w.lineage, w.update, w.window_id) for w in windows if w.state == "trained"]
     seen = DiagnosticsReader(reader.diagnostics).read(keys) if keys else {}
-    decoder = text_decoder(run_dir)
+    decoder, table = text_decoder(run_dir), token_table(response, windows, seen)
+    starts = np.flatnonzero(np.diff(table.turns * len(SOURCES) + table.sources, prepend=-1))
+    ends = np.append(starts, len(response.token_ids))
+    said = decoder.texts(response.token_ids, ends, special=True) if decoder else []
     siblings = trajectory_page(
         run_dir, filters={"group_id": row.group_id}, sort="attempt", descending=False, limit=1000
     )
@@ -222,9 +227,10 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         rewards=[(value, position) for value, position in row.rewards or []],
         prompt_ids=np.frombuffer(row.prompt_ids, dtype="<i4"),
         images=_files(run_dir, row.images),
-        tokens=token_table(response, windows, seen),
+        tokens=table,
         text=decoder.text(response.token_ids) if decoder else None,
         pieces=decoder.pieces(response.token_ids) if decoder else None,
+        said=dict(zip(starts.tolist(), said, strict=False)),
         windows=reader.frame(window_query),
         siblings=siblings.rows,
     )

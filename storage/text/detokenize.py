@@ -29,11 +29,11 @@ class TextDecoder:
         """The response as text, without special tokens."""
         return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
 
-    def texts(self, token_ids: Int32, borders: Int64) -> list[str]:
-        """Responses as texts without special tokens; response i is borders[i] to borders[i + 1]."""
+    def texts(self, token_ids: Int32, borders: Int64, *, special: bool = False) -> list[str]:
+        """Texts of the tokens from borders[i] to borders[i + 1], `special` ones included or not."""
         ids = token_ids.tolist()
-        responses = [ids[first:end] for first, end in pairwise(borders.tolist())]
-        return self._tokenizer.decode_batch(responses, skip_special_tokens=True)
+        parts = [ids[first:end] for first, end in pairwise(borders.tolist())]
+        return self._tokenizer.decode_batch(parts, skip_special_tokens=not special)
 
     def pieces(self, token_ids: Int32) -> list[str]:
         """Each token as text of its own, special tokens included."""

@@ -184,6 +184,7 @@ def test_text_comes_from_the_models_tokenizer(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", run_config(model={"path": str(tmp_path / "model")}))
     detail = queries.trajectory_detail(run_dir, 10)
     assert detail.pieces == list(tokens[:20])
+    assert detail.said == {0: "".join(tokens[:20])}
     assert detail.text == "".join(tokens[4:20])
 
 

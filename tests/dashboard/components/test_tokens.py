@@ -153,6 +153,7 @@ def detail_of(table: TokenTable, windows: list[dict[str, Any]]) -> TrajectoryDet
         tokens=table,
         text=None,
         pieces=None,
+        said={},
         windows=pd.DataFrame(windows, columns=names),
         siblings=pd.DataFrame(),
     )
@@ -202,8 +203,8 @@ def test_each_token_says_why_it_was_trained_or_not(mixed: TrajectoryDetail) -> N
 
 def test_a_reply_is_read_behind_all_that_the_agent_sent(mixed: TrajectoryDetail) -> None:
     """The policy's own words begin no turn, whatever they look like."""
-    pieces = ["<|im_start|>", "system\n", "no", "<|im_start|>tool\n", "42", *"right"]
-    read = replace(mixed, pieces=pieces)
+    said = {0: "<|im_start|>system\nno", 3: "<|im_start|>tool\n42", 5: "right"}
+    read = replace(mixed, said=said)
     first, second = replies(read)
     assert (first, second) == (slice(0, 3), slice(5, 10))
     assert answer_parts(read, slice(second.start)) == [
