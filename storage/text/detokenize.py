@@ -4,11 +4,10 @@ The `tokenizer.json` of the newest checkpoint, of the model's folder, or of the 
 read by the tokenizers library; nothing is downloaded. No such file: no text.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from headrace.errors import UserError
@@ -17,6 +16,8 @@ from storage.database.reader import read_config
 from storage.journal.responses import Int64
 
 _FILE = "tokenizer.json"
+BLANK = "\u2581"
+"""A blank in the names of sentencepiece's tokens."""
 
 
 class TextDecoder:
@@ -37,11 +38,14 @@ class TextDecoder:
 
     def pieces(self, token_ids: Int32) -> list[str]:
         """Each token as text of its own, special tokens included."""
-        unique, where = np.unique(token_ids, return_inverse=True)
-        decoded = [
-            self._tokenizer.decode([token], skip_special_tokens=False) for token in unique.tolist()
-        ]
-        return [decoded[index] for index in where]
+        return list(map(cache(self._piece), token_ids.tolist()))
+
+    def _piece(self, token: int) -> str:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        name = self._tokenizer.id_to_token(token) or ""
+        # Decoders take a blank from where a text begins, and a token seldom stands there.
+        blanks = len(name) - len(name.lstrip(BLANK))
+        return " " * blanks + text.lstrip(" ") if blanks else text
 
 
 def text_decoder(run_dir: Path) -> TextDecoder | None:
