@@ -130,8 +130,8 @@ def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str
     if options.thought is not None:
         response = without_thought(response, options.thought)
     values = {
-        "question": _question(item, options),
-        # Else a response ends the question, and answers it, in the judge's control tokens.
+        # Else texts end the question, and answer it, in the judge's control tokens.
+        "question": without_control_tokens(_question(item, options)),
         "response": without_control_tokens(response),
         "rule": rule_of(options, domain),
         "yes": options.yes.strip(),

@@ -125,9 +125,12 @@ async def test_a_response_without_an_answer_is_not_shown() -> None:
     ],
 )
 async def test_a_response_has_no_control_tokens(text: str, shown: str) -> None:
-    judge = Recorder(leaning(-1, -1))
+    """Nor a question: a dataset may have framed its prompts for the policy."""
+    judge = Recorder(*[leaning(-1, -1)] * 2)
     await score(item(text), options(prompt="{response}"), judge)
-    assert judge.prompts == [shown]
+    framed = msgspec.structs.replace(item("7"), prompt=text)
+    await score(framed, options(prompt="{question}"), judge)
+    assert judge.prompts == [shown, shown]
 
 
 async def test_the_question_is_the_users_last_message() -> None:
