@@ -5,6 +5,7 @@ where a function needs them, and with lines always.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 
@@ -49,11 +50,15 @@ class ScoreItems:
 
     def lines(self, trajectory: Trajectory, source: str, positions: Sequence[int]) -> ScoreItem:
         """Return the item of the lines that end at these positions, with all before."""
-        ends = sampled_index(trajectory, positions)
+        *ends, begin = sampled_index(trajectory, [*positions, trajectory.lines_through])
         sampled = trajectory.sampled_tokens()[: ends[-1] + 1]
-        (begin,) = sampled_index(trajectory, [trajectory.lines_through])
         item = self._item(trajectory, source, sampled, with_ids=True)
-        texts = [self._prompts.decode(part) for part in pieces_up_to(sampled, ends, begin)]
+        decoded = map(self._prompts.decode, pieces_up_to(sampled, ends, begin))
+        counts = [text.count("\n") for text in decoded]
+        # A token may hold the next line's blanks, and a decoder drop those that a text begins with.
+        *closed, rest = item.text.split("\n")
+        new = iter(closed[len(closed) - sum(counts) :])
+        texts = ["".join(f"{line}\n" for line in islice(new, count)) or rest for count in counts]
         return msgspec.structs.replace(item, unit="line", line_ends=ends, lines=texts)
 
     def _item(

@@ -59,7 +59,7 @@ class LineStage:
         hello = Hello(role="reward", name="reward-0", pid=1, host="here")
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []
-        prompts: Any = SimpleNamespace(decode=_decode)
+        prompts: Any = SimpleNamespace(decode=lambda ids: _decode(ids, ends))
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
 
@@ -165,5 +165,5 @@ class LineStage:
         return [r for r in self.world.records if isinstance(r, LinesScored)]
 
 
-def _decode(ids: np.ndarray[Any, Any]) -> str:
-    return " ".join(map(str, ids.tolist()))
+def _decode(ids: np.ndarray[Any, Any], ends: Sequence[int]) -> str:
+    return "".join(f"{token}\n" if token in ends else f"{token} " for token in ids.tolist())

@@ -2,6 +2,7 @@
 
 import random
 from math import fsum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,8 +52,8 @@ def test_a_window_of_an_unfinished_answer_is_trained_with_what_its_lines_earned(
     (item,) = stage.ask()
     assert (item.unit, item.source, item.finished) == ("line", "lines", False)
     assert item.line_ends == [1, 3]
-    assert item.lines == ["0 1", "2 3"]
-    assert item.text == "0 1 2 3"
+    assert item.lines == ["0 1\n", "2 3\n"]
+    assert item.text == "0 1\n2 3\n"
     assert item.completion_ids is not None
     assert item.completion_ids.tolist() == [0, 1, 2, 3]
     assert item.prompt_ids is not None
@@ -66,6 +67,18 @@ def test_a_window_of_an_unfinished_answer_is_trained_with_what_its_lines_earned(
     assert states(stage) == {0: "scored"}
 
 
+def test_a_line_has_its_own_blanks() -> None:
+    """Tokens of SmolLM2 hold a newline and blanks of the next line, and Llama 2's decoder drops a
+    blank that a text begins with."""
+    stage, words = LineStage(ENDS), ["if x:", "\n  ", " go", "\n"]
+    prompts: Any = SimpleNamespace(
+        decode=lambda ids: "".join(words[token] for token in ids).removeprefix(" ")
+    )
+    stage.scoring._items._prompts = prompts
+    stage.grow(stage.begin(), 4)
+    assert stage.ask()[0].lines == ["if x:\n", "   go\n"]
+
+
 def test_the_last_token_settles_and_the_critic_sees_all_of_it() -> None:
     stage = LineStage(ENDS)
     trajectory = stage.begin()
@@ -77,7 +90,7 @@ def test_the_last_token_settles_and_the_critic_sees_all_of_it() -> None:
     outcome, lines = stage.ask()
     assert (outcome.unit, lines.unit) == ("trajectory", "line")
     assert lines.line_ends == [6, 9, 10]
-    assert lines.lines == ["4 5 6", "7 8 9", "10"]
+    assert lines.lines == ["4 5 6\n", "7 8 9\n", "10 "]
     assert stage.answer(outcome, reward=1.0, correct=True) == [], "its lines are being scored"
     assert stage.scoring.waiting() == 2
     assert stage.answer(lines, 0.6, -0.4, None) == [trajectory]
