@@ -22,6 +22,7 @@ from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.results import Verdict
 from rewards.kinds import model_folder
 from rewards.verifier import Verifier
+from tasks.rows import chat_of
 
 
 class Options(StrictModel):
@@ -58,9 +59,9 @@ def build(options: Options) -> Verifier:
 
     def judge(item: ScoreItem) -> Verdict:
         store.folder = Path(item.media)
-        # A text that the policy's template framed is framed once, by the model or already.
-        reads = item.messages.startswith("[") or scorer.card.chat_template == "always"
-        prompt = json.loads(item.messages) if item.messages and reads else item.prompt
+        # A plain text in the policy's template is a chat, too, as it is in the pairs of a run.
+        reads = item.messages.startswith("[") or scorer.card.chat_template != "never"
+        prompt = chat_of(json.loads(item.messages)) if item.messages and reads else item.prompt
         text = said_part(item.text, options.thought, options.answer_marker)
         if not text.strip():
             return Verdict()  # No pair has taught the model what no answer is worth.

@@ -69,11 +69,11 @@ def test_what_is_seen_mostly_scores_more_than_what_is_not(digest: str, tmp_path:
     assert scorer.score(messages, RIGHT) == pytest.approx(verdict.parts["logit"], abs=1e-5)
 
 
-@pytest.mark.parametrize(("mode", "shown"), [("always", "3+4"), ("auto", "<u>3+4<a>")])
+@pytest.mark.parametrize(("mode", "is_chat"), [("always", True), ("auto", True), ("never", False)])
 def test_a_prompt_of_the_policys_template_is_framed_once(
-    mode: str, shown: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, is_chat: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a model that frames texts itself, or else by the policy."""
+    """By the model, as in the pairs of a run, or by the policy where the model frames nothing."""
     seen: list[Any] = []
 
     def score(prompt: Any, response: str, *, ended: bool) -> float:
@@ -84,6 +84,7 @@ def test_a_prompt_of_the_policys_template_is_framed_once(
     monkeypatch.setattr(scorers, "ScoreScorer", lambda folder, read_image: scorer)
     framed = replace(item("7"), prompt="<u>3+4<a>", messages='"3+4"')
     verdict = build(Options(model=str(CAPTIONS)))(framed)
+    shown = [{"role": "user", "content": "3+4"}] if is_chat else framed.prompt
     assert (verdict.parts, seen) == ({"logit": 1.0}, [shown])
 
 
