@@ -53,8 +53,7 @@ class ScoreItems:
         *ends, begin = sampled_index(trajectory, [*positions, trajectory.lines_through])
         sampled = trajectory.sampled_tokens()[: ends[-1] + 1]
         item = self._item(trajectory, source, sampled, with_ids=True)
-        decoded = map(self._prompts.decode, pieces_up_to(sampled, ends, begin))
-        counts = [text.count("\n") for text in decoded]
+        counts = [self._prompts.decode(p).count("\n") for p in pieces_up_to(sampled, ends, begin)]
         # A token may hold the next line's blanks, and a decoder drop those that a text begins with.
         *closed, rest = item.text.split("\n")
         new = iter(closed[len(closed) - sum(counts) :])
