@@ -29,6 +29,7 @@ class _HotRequest(NamedTuple):
     fire: FireSampling
     temperature: float
     end_token_ids: tuple[int, ...]
+    banned_ids: list[int]
     output_ids: list[int]
 
 
@@ -51,10 +52,8 @@ def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
         return f"top_k = {params.top_k} cuts {fire.top_k} candidates down"
     if any(bias > -100.0 for bias in (params.logit_bias or {}).values()):  # -100 bans a token
         return f"logit_bias = {params.logit_bias!r} changes the distribution"
-    for name, neutral in _NEUTRAL.items():
-        if getattr(params, name) != neutral:
-            return f"{name} = {getattr(params, name)!r} changes the distribution"
-    return None
+    changed = (name for name, neutral in _NEUTRAL.items() if getattr(params, name) != neutral)
+    return next((f"{n} = {getattr(params, n)!r} changes the distribution" for n in changed), None)
 
 
 _NEUTRAL: dict[str, Any] = {
@@ -74,8 +73,7 @@ class HotToken(LogitsProcessor):
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """ValueError where a request's own settings would undo its hot token."""
         fire = hot_sampling(sampling_params)
-        reason = None if fire is None else undone_by(sampling_params, fire)
-        if reason is not None:
+        if fire is not None and (reason := undone_by(sampling_params, fire)):
             raise ValueError(f"the first token would not be hot: {reason}")
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
@@ -93,6 +91,7 @@ class HotToken(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Replace the rows of hot tokens in logits [rows, vocabulary]."""
         for row, hot in self._rows.items():
+            logits[row, hot.banned_ids] = -torch.inf  # At a temperature of 30 a bias bans nothing.
             logits[row] = hot.temperature * hot_logprobs(logits[row], hot.fire, hot.end_token_ids)
         return logits
 
@@ -103,4 +102,5 @@ def _state(
     fire = hot_sampling(params)
     if fire is None or output_ids:
         return None
-    return _HotRequest(fire, params.temperature, tuple(params.stop_token_ids or ()), output_ids)
+    ends, banned = tuple(params.stop_token_ids or ()), list(params.logit_bias or ())
+    return _HotRequest(fire, params.temperature, ends, banned, output_ids)

@@ -165,14 +165,20 @@ def test_settings_that_undo_the_hot_token_are_refused(
 
 
 def test_the_ban_of_images_tokens_leaves_the_first_token_hot() -> None:
-    """The engine of a policy that sees images bans its placeholders in every request."""
+    """The engine of a policy that sees images bans its placeholders in every request. Divided by a
+    temperature of 30, a bias of -100 alone would leave each a chance where all are candidates."""
     from generators.engines.vllm_fire import HotToken
 
     settings = VllmSettings("m", 32, (), hot_tokens=True, banned_ids=(3,))
     engine = VllmEngine(settings, WeightLayout({}, frozenset()))
-    asked = engine.sampling_params(GenerationRequest("r", [1, 2], max_tokens=4, seed=1, fire=FIRE))
+    fire = FireSampling(temperature=30.0, top_k=-1)
+    asked = engine.sampling_params(GenerationRequest("r", [1, 2], max_tokens=4, seed=1, fire=fire))
     assert asked.logit_bias == {3: -100.0}
     HotToken.validate_params(asked)
+    batch = Batch()
+    batch.update(1, [(0, asked, None, [])])
+    _, logprobs = batch.sample(torch.tensor([[*Z[:3], Z[3] - 100.0]]))
+    assert torch.isneginf(logprobs[0]).tolist() == [False, False, False, True]
 
 
 def test_malformed_hot_settings_are_refused() -> None:
