@@ -67,7 +67,7 @@ def test_a_run_without_a_crossing_was_seen_until_its_last_evaluation() -> None:
     row = {"train_time_s": 162.37, "evaluations": evaluations}
     assert time_to(row, 0.8) == TimeToTarget(180.15, False)
     # The mean of the first two, 0.65 at 20 s, and of all three, 2 / 3 at 130 s.
-    assert time_to(row, 0.66) == (pytest.approx(20 + 110 * 0.6), True)
+    assert time_to(row, 0.66) == pytest.approx((20 + 110 * 0.6, True))
 
 
 @pytest.mark.parametrize(("every", "dense"), [(1.0, True), (5.0, False)])
