@@ -267,10 +267,15 @@ def test_a_server_that_stops_beneath_a_reader_is_a_line(tmp_path: Path, own_serv
     url = own_server.new_database()
     run_dir = write_run(tmp_path / "run", run_config(storage={"database": url}))
     reader, query = open_run(run_dir), select(Run.run_id)
-    with pytest.raises(DatabaseAwayError, match=f"cannot read {url}: "), reader.moment() as now:
-        assert now.value(query) == "run"
-        own_server.stop()
-        now.value(query)
+
+    def read_while_it_stops() -> None:
+        with reader.moment() as now:
+            assert now.value(query) == "run"
+            own_server.stop()
+            now.value(query)
+
+    with pytest.raises(DatabaseAwayError, match=f"cannot read {url}: "):
+        read_while_it_stops()
     with pytest.raises(DatabaseAwayError, match=f"cannot read {url}: "):
         reader.value(query)
     own_server.start()
