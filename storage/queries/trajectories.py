@@ -202,8 +202,8 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         responses = read_responses(reader.journal, wanted, row.first_offset, _SEGMENT_INDEX)
         whole = next(responses, None)
         if whole is None:
-            said = f"the journal of {reader.run_id} ends before trajectory {trajectory_id} does"
-            raise UserError(f"{said}: bring back its last segment, or see `headrace audit`")
+            text = f"the journal of {reader.run_id} ends before trajectory {trajectory_id} does"
+            raise UserError(f"{text}: bring back its last segment, or see `headrace audit`")
         response = whole[1]
     mine = [c for c in Window.__table__.columns if c.name != "run"]
     window_query = (
