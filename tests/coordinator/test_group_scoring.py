@@ -50,7 +50,7 @@ def test_a_group_is_asked_for_once_all_of_it_has_ended() -> None:
     assert (item.unit, item.source, item.text) == ("group", "outcome", "")
     assert [s.trajectory_id for s in item.siblings] == [0, 1, 2]
     assert [s.finished for s in item.siblings] == [True, True, False]
-    assert [s.text for s in item.siblings] == ["0 1", "0 1", "0 1 2"]
+    assert [s.text for s in item.siblings] == ["0 1 ", "0 1 ", "0 1 2 "]
     assert answer(stage, item, 1.0, 0.0, 0.5) == group
     assert outcomes(stage) == {0: ("ok", 1.0), 1: ("ok", 0.0), 2: ("ok", 0.5)}
     assert all(t.windows[-1].state == "ready" for t in group)

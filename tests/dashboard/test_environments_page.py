@@ -96,4 +96,4 @@ def test_an_answer_that_failed_does_not_wait_for_a_score(tmp_path: Path) -> None
     scoring = found[found["stage"] == "scoring"]
     assert sorted(scoring["trajectory_id"]) == [100, 101, 102, 103]
     assert set(scoring["end"]) == {90.0}
-    assert set(found["trajectory_id"]) == set(range(100, 108))
+    assert set(found["trajectory_id"]) == set(range(100, 100 + len(ENDS)))
