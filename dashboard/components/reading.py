@@ -72,8 +72,11 @@ def answer_parts(
     what looks like turns of others included; `is_code`: an answer without a fence is a program."""
     found: list[AnswerPart] = []
     sources = detail.tokens.sources
-    for first in filter(range(len(sources))[tokens].__contains__, detail.said):
-        role, said = SOURCES[sources[first]], detail.said[first]
+    wanted = range(len(sources))[tokens]
+    for first, said in detail.said.items():
+        if first not in wanted:
+            continue
+        role = SOURCES[sources[first]]
         if role == "policy":
             found += _parts("answer", _END.sub("", said))
         else:

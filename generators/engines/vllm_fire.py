@@ -52,8 +52,10 @@ def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
         return f"top_k = {params.top_k} cuts {fire.top_k} candidates down"
     if any(bias > -100.0 for bias in (params.logit_bias or {}).values()):  # -100 bans a token
         return f"logit_bias = {params.logit_bias!r} changes the distribution"
-    changed = (name for name, neutral in _NEUTRAL.items() if getattr(params, name) != neutral)
-    return next((f"{n} = {getattr(params, n)!r} changes the distribution" for n in changed), None)
+    for name, neutral in _NEUTRAL.items():
+        if getattr(params, name) != neutral:
+            return f"{name} = {getattr(params, name)!r} changes the distribution"
+    return None
 
 
 _NEUTRAL: dict[str, Any] = {

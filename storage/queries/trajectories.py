@@ -217,7 +217,10 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     decoder, table = text_decoder(run_dir), token_table(response, windows, seen)
     starts = np.flatnonzero(np.diff(table.turns * len(SOURCES) + table.sources, prepend=-1))
     ends = np.append(starts, len(response.token_ids))
-    said = decoder.texts(response.token_ids, ends, special=True) if decoder else []
+    said = dict[int, str]()
+    if decoder:
+        texts = decoder.texts(response.token_ids, ends, special=True)
+        said = dict(zip(starts.tolist(), texts, strict=True))
     siblings = trajectory_page(
         run_dir, filters={"group_id": row.group_id}, sort="attempt", descending=False, limit=1000
     )
@@ -230,7 +233,7 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         tokens=table,
         text=decoder.text(response.token_ids) if decoder else None,
         pieces=decoder.pieces(response.token_ids) if decoder else None,
-        said=dict(zip(starts.tolist(), said, strict=False)),
+        said=said,
         windows=reader.frame(window_query),
         siblings=siblings.rows,
     )
