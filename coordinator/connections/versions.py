@@ -35,8 +35,6 @@ class Versions:
     """Keys of `_changes_of`, ascending."""
     _still: list[int] = field(default_factory=list)
     """Updates of this lineage that left the policy as it was, ascending."""
-    _allowed: tuple[tuple[int, int, int], int] = field(default=((-1, -1, -1), 0), compare=False)
-    """Arguments and result of the last call of `oldest_allowed`."""
 
     def issue(self, version: int) -> None:
         """Give the number out."""
@@ -86,13 +84,10 @@ class Versions:
 
     def oldest_allowed(self, update: int, max_age: int) -> int:
         """Return the oldest version of at most this age at `update`, or else the current."""
-        asked = update, max_age, self.current
-        if self._allowed[0] != asked:
-            # After a rollback abandoned versions are younger than some that came later.
-            oldest = max(self.current, 0)
-            for version in reversed(self._known):
-                if self.age(version, update) > max_age:
-                    break
-                oldest = version
-            self._allowed = asked, oldest
-        return self._allowed[1]
+        # After a rollback abandoned versions are younger than some that came later.
+        oldest = max(self.current, 0)
+        for version in reversed(self._known):
+            if self.age(version, update) > max_age:
+                break
+            oldest = version
+        return oldest

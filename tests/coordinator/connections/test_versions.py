@@ -50,6 +50,14 @@ def test_the_oldest_version_of_a_lease_is_the_last_whose_tokens_could_be_trained
     assert Versions().oldest_allowed(0, 1) == 0
 
 
+def test_a_lease_may_have_an_older_version_once_the_update_out_has_changed_nothing() -> None:
+    """It is asked with the batch in flight, and again when its update was broken off."""
+    versions = published(5)
+    assert versions.oldest_allowed(6, 1) == 5
+    versions.keep_version(6)
+    assert versions.oldest_allowed(6, 1) == 4
+
+
 def test_behind_a_rollback_abandoned_versions_are_younger_than_later_ones() -> None:
     """Version 7 is of update 3, as version 3 is; those between them are of updates to come."""
     versions = published(6)
