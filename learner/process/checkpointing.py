@@ -17,7 +17,6 @@ from msgspec import convert, to_builtins
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.disk import until_written
@@ -26,7 +25,7 @@ from headrace.protocol.messages.control import JournalEnd
 from headrace.run_files.run_folder import read_manifest
 from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.feature_network import FeatureEngine
-from learner.process.checkpoint import POLICY, STATE, newest, number_of, write_checkpoint
+from learner.process.checkpoint import STATE, newest, number_of, write_checkpoint
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import RankRelay
 from learner.process.weight_publishing import bytes_of
@@ -178,12 +177,6 @@ class RankCheckpoints:
         UserError where they were cut into other shares than this learner's."""
         manifest, learner = read_manifest(path), self._config.learner
         ranks, stage = manifest["ranks"], manifest["zero_stage"]
-        if learner.precision == "bfloat16" and stage < MIN_BF16_ZERO_STAGE:
-            raise UserError(
-                f"{path} was written in bfloat16 at ZeRO stage {stage} by an earlier version, "
-                "whose optimizer state does not fit this one's: begin a new run with "
-                f"model.path={path / POLICY}"
-            )
         if learner.zero_stage and (ranks, stage) != (learner.ranks, learner.zero_stage):
             raise UserError(
                 f"{path} was written by {ranks} ranks at ZeRO stage {stage}; its optimizer state "

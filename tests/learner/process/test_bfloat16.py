@@ -1,4 +1,4 @@
-"""A bfloat16 learner's checkpoints: those of a ZeRO stage that it cannot have any more."""
+"""A bfloat16 learner's checkpoints: of the ZeRO stage that it raises, and of another one."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ print(json.dumps(told))
 """
 
 
-def test_a_checkpoint_of_a_lower_stage_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_stage_is_refused_in_one_line(tmp_path: Path) -> None:
     """A rank raises a stage by itself where no launcher did, and goes on from what it wrote."""
     model = save_tiny_model(tmp_path / "model")
     words = [str(model), str(tmp_path / "run"), str(free_port())]
@@ -46,6 +46,6 @@ def test_a_checkpoint_of_a_lower_stage_is_refused_in_one_line(tmp_path: Path) ->
     assert (stage, resumed) == (2, True)
     path = tmp_path / "run" / "checkpoints" / "step_0"
     assert line == (
-        f"{path} was written in bfloat16 at ZeRO stage 1 by an earlier version, whose optimizer "
-        f"state does not fit this one's: begin a new run with model.path={path / 'policy'}"
+        f"{path} was written by 1 ranks at ZeRO stage 1; its optimizer state is cut that way: set "
+        "learner.ranks and learner.zero_stage to these"
     )
