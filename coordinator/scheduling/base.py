@@ -30,7 +30,6 @@ class BatchSelection:
 
     windows: list[Window]
     value_trajectories: list[Trajectory]
-    value_epochs: int
 
 
 class Warmup:
@@ -62,7 +61,7 @@ class BatchSelector:
     """Choice of waiting windows and trajectories for a batch."""
 
     def __init__(self, config: RunConfig, state: State, *, by_arrival: bool) -> None:
-        self._config, self._schedule = config, config.schedule
+        self._schedule = config.schedule
         self._state, self._account = state, state.account
         self._by_arrival = by_arrival
         self._looked_at = (-1, -1)
@@ -96,7 +95,7 @@ class BatchSelector:
             windows = [account.ready[key] for key in ids if key in account.ready]
             values = [account.values[k] for k in batch.value_trajectories if k in account.values]
             if windows or values:
-                return BatchSelection(windows, values, self._config.value_epochs(warms_up=not ids))
+                return BatchSelection(windows, values)
         return None
 
     def is_behind(self) -> bool:
@@ -241,16 +240,15 @@ class Scheduler(ABC):
             return None
         if again := self.selector.again():
             return again
-        epochs = self._config.value_epochs(warms_up=self.warming)
         if self.warming:
             prompts = self._warmup.prompts
             found = self.selector.warmup_set(prompts) if prompts else None
             trajectories = found or self._warmup_half()
-            return BatchSelection([], trajectories, epochs) if trajectories else None
+            return BatchSelection([], trajectories) if trajectories else None
         windows = self._policy_half()
         if not windows:
             return None
-        return BatchSelection(windows, self.selector.values(windows), epochs)
+        return BatchSelection(windows, self.selector.values(windows))
 
     @abstractmethod
     def _policy_half(self) -> list[Window]:

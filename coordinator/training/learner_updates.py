@@ -171,7 +171,7 @@ class LearnerUpdates:
             version=version,
             publish_as=self._issue_version() if prepared.trains_policy else version,
             parts=[len(parts) for parts in prepared.parts],
-            value_epochs=selection.value_epochs,
+            value_epochs=hub.config.value_epochs(warms_up=not selection.windows),
             checkpoint=bool(every and update % every == 0),
         )
         parts = [

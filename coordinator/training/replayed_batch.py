@@ -100,11 +100,10 @@ def sent_batch(
     taken: BatchTaken, state: State, rules: BatchRules, config: RunConfig, ranks: Mapping[int, int]
 ) -> SentBatch:
     """Compile a batch from the state that it was taken from; `ranks` as above."""
-    account, epochs = state.account, config.value_epochs(warms_up=not taken.windows)
+    account = state.account
     selection = BatchSelection(
         [account.window(window.window_id) for window in taken.windows],
         [account.trajectories[key] for key in taken.value_trajectories],
-        epochs,
     )
     prepared = prepare(
         selection,
@@ -115,5 +114,6 @@ def sent_batch(
         batch_id=taken.batch_id,
     )
     windows = {window.window_id: window for window in selection.windows}
+    epochs = config.value_epochs(warms_up=not taken.windows)
     after = state.line.get(taken.update - 1)
     return SentBatch(taken, prepared, windows, epochs, after)

@@ -170,7 +170,7 @@ def batch(
         scored = {i for i, t in account.trajectories.items() if t.reward is not None}
         windows = [w for w in windows if w.trajectory_id in scored]
     values = [t for t in account.values.values() if rng.random() < 0.8]
-    selection = BatchSelection(windows, values, value_epochs=1)
+    selection = BatchSelection(windows, values)
     return prepare(selection, told.world.state, chosen, ranks=ranks, max_bytes=max_bytes)
 
 
@@ -255,7 +255,7 @@ def test_the_scores_of_large_groups_count_in_a_part() -> None:
         world.reward(trajectory)
     windows = [w for w in world.account.ready.values() if w.trajectory_id % 300 == 0]
     chosen = rules(compares="group", boundary_mask=0)
-    selection = BatchSelection(windows, [], value_epochs=1)
+    selection = BatchSelection(windows, [])
     prepared = prepare(selection, world.state, chosen, ranks=1, max_bytes=9000)
     (shards,) = prepared.parts
     assert sum(len(shard.groups) for shard in shards) == 6
