@@ -24,16 +24,15 @@ class State:
         updates. update: the update in flight at the learner, else the last one committed. given:
         the highest update that any learner of the run was ever given. lineage: the line of updates
         that the learner is on; a rollback begins a new one. line: the places on it that a learner
-        can still go back to: by update, its batch (None: the starting model, or a batch from before
-        they had ids). first_policy_update: the first update on this lineage that trained the
-        policy. checkpoints: updates of the checkpoints on this lineage, oldest first. leases: id
-        and generator of each trajectory's last lease without an answer; it may be over, where a
-        generator was lost. mixture: prompts asked and their rewards, by domain. discarded: by
-        generator, its process id and the number of tokens thrown away at holds. issued, ended:
-        training trajectories so far, the ended ones by status. rejected: refused messages of peers,
-        as last sampled. cpu_s: CPU seconds that the run had used by then. milestones: journal
-        offsets at which groups began; the first is that of the oldest group that is not forgotten,
-        or lies before it.
+        can still go back to: by update, its batch (None: the starting model). first_policy_update:
+        the first update on this lineage that trained the policy. checkpoints: updates of the
+        checkpoints on this lineage, oldest first. leases: id and generator of each trajectory's
+        last lease without an answer; it may be over, where a generator was lost. mixture: prompts
+        asked and their rewards, by domain. discarded: by generator, its process id and the number
+        of tokens thrown away at holds. issued, ended: training trajectories so far, the ended ones
+        by status. rejected: refused messages of peers, as last sampled. cpu_s: CPU seconds that the
+        run had used by then. milestones: journal offsets at which groups began; the first is that
+        of the oldest group that is not forgotten, or lies before it.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -69,11 +68,8 @@ class State:
         return self.update - (self.account.taken is not None)
 
     def is_on_line(self, update: int, batch_id: int | None) -> bool:
-        """Return whether weights after this update and batch (None: any) are on the line."""
-        if update not in self.line:
-            return False
-        ours = self.line[update]
-        return ours is None or batch_id is None or ours == batch_id
+        """Return whether weights after this update and batch are on the line."""
+        return (update, batch_id) in self.line.items()
 
     def apply(self, record: r.Record) -> None:
         """Change the state as the record says."""

@@ -39,8 +39,8 @@ _POLL_S = 0.05
 class WeightPosition:
     """Position of weights in a run.
 
-    `update`: the last one in them (0: the starting policy). `batch_id`: its batch; None where that
-    is not known. `skipped`: why that was broken off. `lineage`: of that update. `version`: under
+    `update`: the last one in them (0: the starting policy). `batch_id`: its batch; None before
+    the first one. `skipped`: why that was broken off. `lineage`: of that update. `version`: under
     which they are published."""
 
     update: int = 0
@@ -86,17 +86,11 @@ class RankCheckpoints:
         """Find the newest whole one whose update and batch are on the line.
 
         None: the line begins with the starting model. UserError: neither is there."""
-        places = dict(line)
-
-        def is_on_line(update: int, batch_id: int | None) -> bool:
-            known = places.get(update)
-            return update in places and (known is None or batch_id in (None, known))
-
-        found = self.newest(is_on_line)
-        if found is None and 0 not in places:
+        found = self.newest(lambda update, batch_id: (update, batch_id) in line)
+        if found is None and (0, None) not in line:
             raise UserError(
                 f"no whole checkpoint in {self._root} can be gone back to: bring back step_"
-                f"{min(places)} or a later one of this run, or start a new run"
+                f"{min(line)[0]} or a later one of this run, or start a new run"
             )
         return found
 

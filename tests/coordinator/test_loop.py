@@ -137,6 +137,7 @@ async def test_a_learner_that_dies_is_rolled_back_and_nothing_is_trained_twice(
     tasks[2].cancel()
     first.dealer.close()
     second = ScriptedLearner(address, "learner-0", update=4, resumed_from="step_4")
+    second.batch_id = first.trained[4]
     await asyncio.wait_for(asyncio.gather(*tasks[:2], second.run()), 90)
     assert coordinator.wait() == 0
     records = records_of(coordinator.run_dir)
@@ -180,6 +181,7 @@ async def test_a_killed_coordinator_is_resumed_from_its_journal(tmp_path: Path) 
     ]
     address = coordinator.start(resume=True)
     restored = ScriptedLearner(address, "learner-0", update=committed[-1])
+    restored.batch_id = learner.trained[committed[-1]]
     peers = [
         restored,
         ScriptedGenerator(address, "generator-0", capacity=8),

@@ -50,7 +50,7 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     """Values that a generator chose for its host of keys that the recipe leaves open, and why."""
     update: fields.Count = 0
     batch_id: fields.Count | None = None
-    """None: none yet, or the checkpoint does not have it."""
+    """None: none yet."""
     skipped: fields.Prose | None = None
     resumed_from: fields.Line | None = None
     greeting: fields.Count = 0

@@ -212,7 +212,7 @@ def test_a_rollback_takes_checkpoints_and_places_of_the_line_back() -> None:
     assert state.first_policy_update == 1
     assert [state.is_on_line(u, line[u]) for u in (0, 1, 2, 3)] == [True, True, True, False]
     assert not state.is_on_line(2, line[1])
-    assert state.is_on_line(2, None)
+    assert not state.is_on_line(2, None)
 
 
 def test_a_rollback_into_a_warm_up_takes_its_end_back() -> None:
