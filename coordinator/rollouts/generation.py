@@ -106,9 +106,7 @@ class Generation:
 
     def report(self, name: str, report: m.GeneratorReport) -> None:
         """Take in a report: work and waits, tokens thrown away, and leases in hand."""
-        generator = self._hub.peers.generators.get(name)
-        if generator is None:
-            return
+        generator = self._hub.peers.generators[name]
         generator.report = report
         self.reconciliation.report(name, report)
         pid, total = generator.hello.pid, report.discarded_tokens
