@@ -1,9 +1,9 @@
 """State, leases, recorder, socket and peers that the coordinator's parts share.
 
-`record_event` is the one way to change the state: it applies a record and queues it for the disk.
-`settle_windows` records the consequences of events for windows. Whatever a peer may cause without
-end (incidents, refused tokens) is summed up here, so that a flood of it does not become a flood of
-records.
+`record_event` changes the state: it applies a record and queues it for the disk (`Lineage.commit`
+does the first alone). `settle_windows` records the consequences of events for windows. Whatever a
+peer may cause without end (incidents, refused tokens) is summed up here, so that a flood of it does
+not become a flood of records.
 """
 
 import asyncio

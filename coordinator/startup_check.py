@@ -1,11 +1,11 @@
 """Self-test before training: weights and an answer per generator, and one reward.
 
 In: generators that join, their first weights and answers, a score. Out: leases and a score request
-of the test's own, or the name of the first process that missed its deadline. Promises: nothing of
-it is in journal, ledger or SQL; a run begins to train when all is well, or ends with the first
-cause; a generator that joins later gets no lease before its own test, and its failure does not end
-the run. The reward may have any value, or fail: the test only needs some answer of the reward
-worker.
+of the test's own, or the name of the first process that missed its deadline. Promises: journal
+and SQL have incidents of it and nothing else, the ledger nothing; a run begins to train when all is
+well, or ends with the first cause; a generator that joins later gets no lease before its own test,
+and its failure does not end the run. The reward may have any value, or fail: the test only needs
+some answer of the reward worker.
 """
 
 import time

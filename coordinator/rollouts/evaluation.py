@@ -36,7 +36,7 @@ def can_wait(now: float, step: float, last: float, spacing: float, *, begin: flo
 
 
 class Evaluator:
-    """Evaluation under way, if any; it goes on after a restart with the kept answers."""
+    """Evaluation under way, if any; after a restart it begins again, unless nobody trains."""
 
     def __init__(
         self,
