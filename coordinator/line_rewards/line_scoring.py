@@ -55,7 +55,10 @@ class LineScoring:
         """Positions by trajectory; empty until the request is sent."""
         self._wanted: deque[int] = deque()
         self._deadlines = Deadlines(source.timeout_s, clock)
-        self._numbers: deque[int] = deque(maxlen=REMEMBERED)
+        # Those of answers that the last coordinator settled, too.
+        known = account.trajectories.values()
+        settled_lines = (t.lines for t in known if t.lines and t.reward_status == "ok")
+        self._numbers = deque(map(num_scored, settled_lines), maxlen=REMEMBERED)
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -153,9 +156,7 @@ class LineScoring:
         early = set(_untrained(trajectory, lines, final=False))
         so_far = num_scored(trajectory.lines) + num_scored(lines)
         payable = [line for line in lines if line.position in early]
-        expected = fmean(self._numbers) if self._numbers else 0.0
-        if self._rates.lines is not None:
-            expected = self._rates.lines
+        expected = self._rates.lines or fmean(self._numbers or [0])
         return on_account(payable, self._rates, so_far=so_far, expected=expected)
 
     def settle(self, trajectory: Trajectory, *, passed: bool) -> list[Reward]:
