@@ -87,7 +87,7 @@ def _frozen(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def merged_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A model's state by its names without adapters, W + (alpha / rank) B A where there is one.
-    These are merged in float32 and end on the CPU: a GPU may have no room for a second model."""
+    They are merged in float32, onto the CPU: a GPU may lack room. A head that trains is copied."""
     if not hasattr(model, "peft_config"):
         return state
     from peft.tuners.lora import LoraLayer
@@ -101,7 +101,7 @@ def merged_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
         weight = layer.get_base_layer().weight.detach()
         merged = weight.float() + layer.scaling[_NAME] * (b @ a)
         state[f"{name}.weight"] = merged.to(weight.dtype).cpu()
-    return state
+    return state | {n: x.clone() for n, x in state.items() if n.startswith("score.")}
 
 
 def save_adapter(model: Any, folder: Path, trained: Mapping[str, Tensor]) -> None:

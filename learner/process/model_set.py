@@ -178,7 +178,6 @@ class ModelSet:
         """Copy each model, adapters merged, on rank 0; {} on the others, since host memory holds
         one copy and not one per rank. A collective."""
         whole: dict[str, WholeModel] = {}
-        copies = self._config.learner.zero_stage != 3
         for name, engine in self.engines.items():
             model = self.networks[name]
             state = engine.whole_state(model, keep=not self.place.rank)
@@ -189,7 +188,9 @@ class ModelSet:
                 trained = {"weights": engine.head.weights, "offset": engine.head.offset}
             elif hasattr(model, "peft_config"):
                 trained = adapter_weights(model)
-            weights = weights_of(merged_state(model, state), dtype=None, copy=copies)
+            # Beside what trains, weights are merged, which copies them, or never change.
+            copy = not trained and self._config.learner.zero_stage != 3
+            weights = weights_of(merged_state(model, state), dtype=None, copy=copy)
             whole[name] = WholeModel(weights, weights_of(trained, dtype=None, copy=True))
         return whole
 

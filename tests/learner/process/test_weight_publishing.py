@@ -227,6 +227,24 @@ def test_an_adapter_that_goes_alone_asks_for_its_own_room(tmp_path: Path) -> Non
     assert taken == own
 
 
+def memory_of_a_copy(model: Path, run_dir: Path, port: int) -> None:
+    """Print of each model whether a checkpoint's copy shares weights, and any that trains."""
+    cpu = torch.device("cpu")
+    join_ranks(rank=0, world_size=1, port=port, device=cpu)
+    models = Trainer(run_config(model, lora={"rank": 2}), run_dir, rank=0, device=cpu).models
+    for name, copied in models.whole().items():
+        held = {p.data_ptr(): p.requires_grad for p in models.networks[name].parameters()}
+        shared = [held[at] for x in copied.weights.values() if (at := x.data_ptr()) in held]
+        print(name, bool(shared), any(shared))
+
+
+def test_what_adapters_leave_as_it_is_is_not_copied(tmp_path: Path) -> None:
+    """Merged weights are copies already: a second one of them took the host a model more."""
+    model, log = save_tiny_model(tmp_path / "model"), tmp_path / "log"
+    said = finished(memory_of_a_copy, model, tmp_path / "run", free_port(), log=log)
+    assert said.splitlines()[-2:] == ["policy True False", "critic True False"]
+
+
 def order_of_a_publication(model: Path, run_dir: Path, port: int) -> None:
     cpu, calls = torch.device("cpu"), Mock()
     join_ranks(rank=0, world_size=1, port=port, device=cpu)
