@@ -417,8 +417,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "stop.after_warmup",
         lambda c: c.stop.after_warmup
-        and ((value := c.algorithm.value) is None or not value.warmup_updates),
-        "needs a warm-up of a value model: set algorithm.value.warmup_updates",
+        and (c.algorithm.fits_value or not (v := c.algorithm.value) or not v.warmup_updates),
+        'needs a warm-up of a value model of fit = "gradient": set algorithm.value.warmup_updates',
     ),
     Rule(
         "schedule.num_generations",

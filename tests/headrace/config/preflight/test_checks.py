@@ -42,6 +42,7 @@ MIXED = ("algorithm.admit=mixed_groups",)
 TIS = ("algorithm.ratio.kind=tis",)
 CARRIED = "learner.context=carried"
 ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
+WARMUP = ("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
 BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "environment.name=pag")
 
 
@@ -138,6 +139,7 @@ BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "en
         ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
         (["algorithm.value.warmup_explained_variance=0.5"], "ends a warm-up early"),
         (["stop.after_warmup=true"], "needs a warm-up of a value model"),
+        ([*WARMUP, "algorithm.value.fit=least_squares"], 'value model of fit = "gradient"'),
         (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
         (["evaluation.spacing=0.1"], "evaluation.spacing: leaves out some of"),
         (["evaluation.mode=along"], 'evaluation.mode: "along" is for the'),
@@ -187,7 +189,7 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(corrected) == []
     assert problems(make_config(*BY_ACT)) == []
     assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
-    pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
+    pretraining = make_config(*WARMUP)
     assert problems(pretraining) == []
     assert problems(make_config("generator.fire.top_k=4")) == []
     assert not never_ends(pretraining)
