@@ -3,13 +3,13 @@
 In: plain values and metric names. Out: short text. None is always "-".
 """
 
-import time
 from collections.abc import Callable, Sequence
 from html import escape
 from os.path import commonprefix
 from typing import Any
 from urllib.parse import urlencode
 
+from headrace.errors import moment as moment
 from headrace.metrics.health_ranges import rule_text
 from headrace.metrics.registry import info_of
 
@@ -52,11 +52,6 @@ def gibibytes(size: float | None) -> str:
     if size is None:
         return "-"
     return f"{size / 2**20:,.0f} MiB" if size < 2**30 else f"{size / 2**30:,.1f} GiB"
-
-
-def moment(at: float) -> str:
-    """Seconds since the epoch as date and time of this place."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def series_words(

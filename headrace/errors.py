@@ -1,6 +1,7 @@
-"""Errors across module borders, their handling, and escapes for foreign text."""
+"""Errors across module borders, their handling, and texts as people read them."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -73,6 +74,11 @@ def visible(text: str) -> str:
     dataset or a reward wrote can then move a cursor, colour a terminal, or read as what it is
     not."""
     return text.translate(_ESCAPES)
+
+
+def moment(at: float) -> str:
+    """Seconds since the epoch as date and time of this place."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def exit_code(run: Callable[[], int | None], *also: type[Exception]) -> int:

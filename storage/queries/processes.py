@@ -6,7 +6,6 @@ logs.
 
 import json
 import re
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import select
 
+from headrace.errors import moment
 from headrace.run_files.run_folder import EVENTS_FILE, LIVE_STATE_FILE
 from storage.database.reader import open_run
 from storage.database.tables import Event, Process
@@ -106,7 +106,7 @@ class CoordinatorStatus:
         if records >= self.records or not (self.sql or self.phase in FINAL_PHASES):
             return ""
         why = self.sql or "SQL lacks the run's end, which a resume or `audit --repair` brings"
-        when = "none" if last_at is None else f"as of {_moment(last_at)}"
+        when = "none" if last_at is None else f"as of {moment(last_at)}"
         return f"{why}; all other figures than status and updates: {when}"
 
 
@@ -145,14 +145,10 @@ def coordinator_status(run_dir: Path) -> CoordinatorStatus | None:
         heard = {str(name): float(age) for name, age in said["heard"].items()}
         counts = (int(said.get("updates", 0)), int(said.get("records", 0)))
         sql = said.get("sql")
-        why = f"{sql['text']} ({float(sql['age_s']):.0f} s by {_moment(said['at'])})" if sql else ""
+        why = f"{sql['text']} ({float(sql['age_s']):.0f} s by {moment(said['at'])})" if sql else ""
         return CoordinatorStatus(float(said["at"]), str(said["phase"]), waits, heard, *counts, why)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _moment(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _unheard(name: str) -> dict[str, Any]:

@@ -4,11 +4,10 @@ In: nested figures as JSON has them. Out: lines for a terminal. A dict is a name
 figures; a list of dicts, or a dict of dicts that have the same keys, is a table.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import visible
+from headrace.errors import moment, visible
 
 _NAME_WIDTH = 28
 _MOMENTS = ("at", "started_at")
@@ -56,7 +55,7 @@ def cell(value: Any, name: str = "") -> str:
     if value is None or value in ({}, [], ""):
         return "-"
     if name.split(" ")[-1] in _MOMENTS and isinstance(value, int | float):
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+        return moment(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return visible(str(value))
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
