@@ -21,12 +21,9 @@ def adapter_layout(model: WeightLayout, adapter: AdapterConfig) -> WeightLayout:
     """Return names and shapes of an adapter beside the model's linear layers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in model.shapes.items():
-        layer = name.removesuffix(".weight")
-        parts = layer.split(".")
-        named = adapter.targets is None or parts[-1] in adapter.targets
-        # In transformers experts and what chooses among them are no linear layers.
-        inside = "layers" in parts and not {"experts", "gate", "router"} & {*parts}
-        if named and inside and len(shape) == 2:
+        layer, _, kind = name.rpartition(".")
+        inside = kind == "weight" and len(shape) == 2 and "layers" in layer.split(".")
+        if inside and adapter.adapts(layer):
             outputs, inputs = shape
             shapes[f"{PREFIX}{layer}.lora_A.weight"] = (adapter.rank, inputs)
             shapes[f"{PREFIX}{layer}.lora_B.weight"] = (outputs, adapter.rank)

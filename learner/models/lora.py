@@ -61,9 +61,9 @@ def _linear_layers(model: PreTrainedModel, config: AdapterConfig) -> list[str]:
     decoder: Any = model.base_model.get_decoder()
     inside = set(decoder.modules())
     linear = [n for n, m in model.named_modules() if type(m) is nn.Linear and m in inside]
-    found = [n for n in linear if config.targets is None or n.split(".")[-1] in config.targets]
+    found = [*filter(config.adapts, linear)]
     if not found:
-        known = ", ".join(sorted({name.split(".")[-1] for name in linear}))
+        known = ", ".join(sorted({n.split(".")[-1] for n in linear if AdapterConfig().adapts(n)}))
         raise UserError(f"learner.lora.targets = {config.targets} names no layer; known: {known}")
     return found
 

@@ -49,11 +49,17 @@ class AdapterConfig(StrictModel):
     """Their product counts alpha / rank times."""
 
     targets: list[str] | None = None
-    """Linear layers of the decoder by the last part of their names (`q_proj`). None: all."""
+    """Linear layers of the decoder by the end of their names (`q_proj`). None: all but routers."""
 
     publish: Literal["merged", "adapter"] = "merged"
     """Form of a version that generators get. adapter: the two matrices alone, which vLLM loads
     beside its weights: small files, and nothing is lost to rounding; sampling is slower."""
+
+    def adapts(self, layer: str) -> bool:
+        """Return whether a decoder's linear layer gets an adapter; no expert and no router does."""
+        parts = layer.split(".")
+        named = self.targets is None or parts[-1] in self.targets
+        return named and not {"experts", "gate", "router"} & {*parts}
 
 
 class RankerTraining(OptimizerConfig):

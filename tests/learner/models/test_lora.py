@@ -174,9 +174,10 @@ def test_a_model_that_shares_comes_to_the_device_of_the_base(model: ModelConfig)
     assert own == {n for n, weight in valued.named_parameters() if weight.requires_grad}
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss", "jamba"])
 def test_generators_expect_the_adapters_that_a_family_has(family: str, tmp_path: Path) -> None:
-    """By the names in its files, where each expert may have matrices of its own."""
+    """By the names in its files, where each expert may have matrices of its own, and a router is a
+    linear layer like others (Jamba)."""
     folder = save_family(family, tmp_path)
     adapted = policy(ModelConfig(path=str(folder)))
     add_adapters(adapted, ADAPTERS, None)
