@@ -134,7 +134,8 @@ def in_drawn_order(arms: Sequence[Arm], seeds: Sequence[int]) -> Plan:
 def score(rows: Sequence[Row], *, target: float) -> tuple[float, float, float]:
     """Score a point: uncrossed runs, mean seconds (inf: failed), -final accuracy.
 
-    Without a target (0) the final accuracy alone."""
+    Uncrossed runs count to their last commit, by which recorded tunings were decided. Without a
+    target (0) the final accuracy alone."""
     missed, seconds, final = 0, 0.0, 0.0
     for row in rows:
         if target:

@@ -2,8 +2,8 @@
 
 In: a plan and a file of rows. Out: rows. Promises: the order is the plan's, and a row says its
 `place`; a run that others disturbed is repeated (`benchmarks.kit.arms`); a run that fails in tuning
-is a row too, for a setting that cannot run is a bad setting; an interrupted study goes on where it
-stopped.
+is a row too, for a setting that cannot run is a bad setting; elsewhere it has no time to
+compare, is an error, and is run by the next call; an interrupted study goes on where it stopped.
 """
 
 import os
