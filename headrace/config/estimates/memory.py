@@ -86,8 +86,8 @@ class MemoryEstimate:
 
 def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict[str, int]:
     """Return a rank's bytes by part: weights of policy, value model and frozen models, optimizer
-    state unless it is on the host, gradients of the model in training (at ZeRO 3, which keeps
-    their memory, of all)."""
+    state (with gradients, where it is on the host), gradients of the model in training (at ZeRO 3,
+    which keeps their memory, of all)."""
     learner, ranks = config.learner, config.learner.ranks
     critic, reference = critic_shape(config, shape), reference_shape(config, shape)
     fits = config.algorithm.fits_value
@@ -99,18 +99,19 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
         teacher = reference if reference is not shape else None
         frozen = [shape, teacher, critic if config.model.critic_path is not None else None]
         sizes = [model.adapter_parameters(lora.rank, lora.targets) for model in models]
-    weights, gradients, moments = 4.0, 4.0, 8.0
-    if learner.precision == "bfloat16":
-        weights, gradients, moments = 2.0, 4.0, 12.0
-    stage = learner.zero_stage or 0
+    stage, on_host = learner.zero_stage or 0, on_gpu and learner.offload_optimizer
+    weights = 2.0 if learner.precision == "bfloat16" else 4.0
+    # Beside bfloat16 weights, and beside those that ZeRO 1 or 2 cuts up, are some in float32.
+    gradients, moments = 4.0, 12.0 if weights == 2.0 or stage in (1, 2) else 8.0
+    if on_host:  # There are gradients, as they are summed, and as they are in a step.
+        gradients, moments = 0.0, 20.0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
     held = weights * sum(model.parameters for model in frozen if model is not None)
     weights /= ranks if stage >= 3 else 1
-    offloaded = on_gpu and learner.offload_optimizer
     return {
         "models": int(held + weights * sum(sizes)),
-        OFFLOADED if offloaded else "optimizers": int(sum(sizes) * moments),
+        OFFLOADED if on_host else "optimizers": int(sum(sizes) * moments),
         "gradients": int((sum(sizes) if stage >= 3 else max(sizes)) * gradients),
     }
 
@@ -160,10 +161,8 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     scorers = sum(source.children * _scorer_bytes(source) for source in reward.each().values())
     parts["rewards"] = reward.workers * (REWARD_PROCESS + scorers)
     for name, judge in reward.judges.items():
-        on_host = 0
-        if not on_gpu:
-            stored = sum(file.stat().st_size for file in Path(judge.path).glob("*.safetensors"))
-            on_host = 2 * stored + int(judge.kv_cache_gib * 2**30)
+        stored = sum(file.stat().st_size for file in Path(judge.path).glob("*.safetensors"))
+        on_host = 0 if on_gpu else 2 * stored + int(judge.kv_cache_gib * 2**30)
         parts[f"judge {name}"] = VLLM_PROCESSES[on_gpu] + on_host
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD

@@ -421,8 +421,13 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     few = shape.adapter_parameters(4, None)
     assert gpu_memory(adapted, shape).parts["gradients"] == 4 * few
     assert gpu_memory(adapted, shape).parts["models"] == 4 * (shape.parameters + 2 * few)
+    assert gpu_memory(offloaded, shape).parts["gradients"] == 0
     on_host = host_memory(offloaded, shape, on_gpu=True).parts
-    assert on_host["optimizers on the host"] == each["optimizers"]
+    # Moments, weights, gradients as they are summed and as they are in a step, 4 bytes each.
+    assert on_host["optimizers on the host"] == 20 * 2_000_000
+    cut_up = made("learner.ranks=4", "learner.zero_stage=2")
+    # DeepSpeed copies the weights that it cuts up, though they are in float32 already.
+    assert gpu_memory(cut_up, shape).parts["optimizers"] == 12 * 2_000_000 // 4
 
 
 def test_a_value_model_of_few_layers_takes_less(make_config: Make, tmp_path: Path) -> None:
