@@ -44,7 +44,7 @@ class LeastSquaresHead:
         Features [N, F], returns [N]. The group [N] of a token's answer determines its fold, so that
         no other answer to a prompt tells of one that is left out."""
         rows = torch.cat([torch.ones_like(returns)[:, None], features, returns[:, None]], dim=1)
-        folds = [rows[groups % FOLDS == fold].double() for fold in range(FOLDS)]
+        folds = (rows[groups % FOLDS == fold].double() for fold in range(FOLDS))
         return torch.stack([x.T @ x for x in folds])
 
     def refit(self, products: Tensor, *, keep: float) -> None:

@@ -87,7 +87,7 @@ class MemoryEstimate:
 def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict[str, int]:
     """Return a rank's bytes by part: weights of policy, value model and frozen models, optimizer
     state (with gradients, where it is on the host), gradients of the model in training (at ZeRO 3,
-    which keeps their memory, of all)."""
+    which keeps their memory, of all), features of a fitted value model."""
     learner, ranks = config.learner, config.learner.ranks
     critic, reference = critic_shape(config, shape), reference_shape(config, shape)
     fits = config.algorithm.fits_value
@@ -109,11 +109,18 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     gradients /= ranks if stage >= 2 else 1
     held = weights * sum(model.parameters for model in frozen if model is not None)
     weights /= ranks if stage >= 3 else 1
-    return {
+    parts = {
         "models": int(held + weights * sum(sizes)),
         OFFLOADED if on_host else "optimizers": int(sum(sizes) * moments),
         "gradients": int((sum(sizes) if stage >= 3 else max(sizes)) * gradients),
     }
+    if fits and critic is not None and (value := config.algorithm.value) is not None:
+        # In the long run as many tokens end as are trained; states are projected to the width.
+        states, ended = critic.layers * critic.hidden, config.schedule.batch_windows * config.window
+        width = min(value.features, states)
+        rows = max(config.longest, ended // ranks) + (states if width < states else 0)
+        parts["features"] = 4 * width * rows
+    return parts
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:

@@ -446,6 +446,12 @@ def test_a_value_model_of_few_layers_takes_less(make_config: Make, tmp_path: Pat
     )
     assert trained["models"] == fitted["models"] == 4 * both
     assert (trained["optimizers"], fitted["optimizers"]) == (8 * both, 8 * shape.parameters)
+    overrides = ("algorithm.value.fit=least_squares", "algorithm.value.features=4")
+    config = resolve(make_config(*overrides), PLENTY).config
+    tokens = max(config.schedule.batch_windows * config.window, config.longest)
+    # Four numbers of each token, and of each of the 2 layers' 8, which are projected on four.
+    assert trained_bytes(config, shape, on_gpu=False)["features"] == 4 * 4 * (tokens + 2 * 8)
+    assert "features" not in trained
 
 
 def test_a_teacher_and_a_value_model_of_their_own_count_by_their_shapes(
