@@ -78,9 +78,6 @@ class Runner:
             bar = progress.add_task(self.study, total=len(missing))
             root = self.keep or Path(scratch)
 
-            def start(arm: Arm, seed: int) -> Future[Row]:
-                return pool.submit(self._run_on_share, arm, seed, root, shares)
-
             running: dict[Future[Row], tuple[Arm, int, int]] = {}
             left = deque(missing)
             try:
@@ -88,7 +85,8 @@ class Runner:
                     # No more than run: an error ends the study, and a repeat is the next.
                     while left and len(running) < self.jobs:
                         arm, seed, _ = left[0]
-                        running[start(arm, seed)] = left.popleft()
+                        future = pool.submit(self._run_on_share, arm, seed, root, shares)
+                        running[future] = left.popleft()
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         arm, seed, place = running.pop(future)
                         name = key(arm, seed)

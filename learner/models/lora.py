@@ -32,11 +32,10 @@ def add_adapters(model: PreTrainedModel, config: AdapterConfig, saved: Path | No
     # Its import takes a second, which runs without adapters do without.
     from peft import LoraConfig, TaskType, inject_adapter_in_model
 
-    targets = _linear_layers(model, config)
     peft_config = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules=targets,
+        target_modules=_linear_layers(model, config),
         task_type=TaskType.TOKEN_CLS if hasattr(model, "score") else TaskType.CAUSAL_LM,
         base_model_name_or_path=model.name_or_path,
     )

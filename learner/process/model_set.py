@@ -215,10 +215,8 @@ class ModelSet:
         source = self._config.reward.ranker()
         assert source is not None, "a rule of the configuration"
         folder = Path(str(source.options["model"])).expanduser()
-        return SessionRanker.load(
-            checkpoint / RANKER if checkpoint else folder, self._device,
-            longest=training.max_tokens,
-        )  # fmt: skip
+        own = checkpoint / RANKER if checkpoint else folder
+        return SessionRanker.load(own, self._device, longest=training.max_tokens)
 
     def published_weights(self, update: int) -> dict[str, Tensor]:
         """Return the policy's weights after `update` by its files' names, on rank 0. A collective.

@@ -208,20 +208,15 @@ class LeastSquaresUpdate(CriticUpdate):
     def _values_of_others(
         self, reads: TokenReads, windows: PolicyBatch, *, at_cuts: bool
     ) -> Tensor:
-        every, width = range(len(reads.token_ids)), (self.engine.network.width,)
         seen = infer(
-            self.engine, reads, every, self._place,
-            log=self.log, carried=self._carried, width=width,
+            self.engine, reads, range(len(reads.token_ids)), self._place,
+            log=self.log, carried=self._carried, width=(self.engine.network.width,),
         )  # fmt: skip
         own = set(self._finished.reads.trajectories)
-        each = [
-            statistics
-            for statistics, window in zip(self._statistics(
-                windows.behaviour, windows.hot, windows.sampled.lengths,
-                [w.confidence or START for w in windows.windows],
-            ), windows.windows, strict=True)
-            if window.trajectory_id not in own
-        ]  # fmt: skip
+        starts = [w.confidence or START for w in windows.windows]
+        every = self._statistics(windows.behaviour, windows.hot, windows.sampled.lengths, starts)
+        pairs = zip(every, windows.windows, strict=True)
+        each = [x for x, window in pairs if window.trajectory_id not in own]
         rows = [x[:-1] for x in each] + ([x[-1:] for x in each] if at_cuts else [])
         return self.engine.head.values(self._beside(seen, rows))
 

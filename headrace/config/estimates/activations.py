@@ -135,8 +135,7 @@ def _shape_at(path: str | None, otherwise: ModelShape) -> ModelShape:
 
 def policy_packs(config: RunConfig) -> list[PackShape]:
     """The packs of a policy update that may take most; the longest trajectory's is the first."""
-    longest, budget = config.longest, config.learner.micro_batch_tokens
-    window = config.window
+    longest, budget, window = config.longest, config.learner.micro_batch_tokens, config.window
     # Right answers' earlier windows have a loss, too, where their likelihood is in it.
     whole = config.algorithm.penalties.positive_nll_coef != 0.0
     reads = config.task.max_response_length if whole else window

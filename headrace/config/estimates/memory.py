@@ -68,10 +68,8 @@ class MemoryEstimate:
     def advice(self) -> str:
         """Advice on the largest part."""
         largest = max(self.parts, key=lambda name: self.parts[name])
-        key = LOWERED_BY.get(largest)
-        if key is None:
-            key = "the size of the model, or raise learner.zero_stage with more learner.ranks"
-        return f"for its largest part ({largest}) lower {key}"
+        other = "the size of the model, or raise learner.zero_stage with more learner.ranks"
+        return f"for its largest part ({largest}) lower {LOWERED_BY.get(largest, other)}"
 
     def of_role(self, role: str) -> int:
         """Bytes of all processes of a role."""
