@@ -85,7 +85,7 @@ class MemoryEstimate:
 def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict[str, int]:
     """Return a rank's bytes by part: weights of policy, value model and frozen models, optimizer
     state (with gradients, where it is on the host), gradients of the model in training (at ZeRO 3,
-    which keeps their memory, of all), features of a fitted value model."""
+    which keeps their memory, of all), features of a fitted value model, a ranker."""
     learner, ranks = config.learner, config.learner.ranks
     critic, reference = critic_shape(config, shape), reference_shape(config, shape)
     fits = config.algorithm.fits_value
@@ -118,6 +118,9 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
         width = min(value.features, states)
         rows = max(config.longest, ended // ranks) + (states if width < states else 0)
         parts["features"] = 4 * width * rows
+    ranker = config.reward.ranker() if learner.ranker is not None else None
+    if ranker and (folder := Path(str(ranker.options.get("model"))).expanduser()).is_dir():
+        parts["ranker"] = 16 * model_shape(folder).parameters  # gradients and moments included
     return parts
 
 

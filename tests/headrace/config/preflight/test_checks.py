@@ -428,6 +428,9 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     cut_up = made("learner.ranks=4", "learner.zero_stage=2")
     # DeepSpeed copies the weights that it cuts up, though they are in float32 already.
     assert gpu_memory(cut_up, shape).parts["optimizers"] == 12 * 2_000_000 // 4
+    model = f"reward.options.model={tmp_path / 'm'}"
+    paid = made("reward.kind=ranker", model, "learner.ranker.lists=2")
+    assert gpu_memory(paid, shape).parts["ranker"] == 16_000_000
 
 
 def test_a_value_model_of_few_layers_takes_less(make_config: Make, tmp_path: Path) -> None:
