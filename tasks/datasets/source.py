@@ -63,22 +63,24 @@ class PromptSource(Protocol):
 
 
 class ProceduralSource:
-    """Prompts made on the fly; see `tasks.procedural.base`."""
+    """Prompts of a domain, made on the fly; see `tasks.procedural.base`."""
 
-    def __init__(self, task: ProceduralTask, sizes: PromptSizes, *, seed: int) -> None:
+    def __init__(self, task: ProceduralTask, sizes: PromptSizes, *, seed: int, domain: str) -> None:
         if not sizes.min_terms <= sizes.max_terms or not 2 <= sizes.max_terms <= task.most_terms:
             raise UserError(
                 f"task.min_terms {sizes.min_terms} and task.max_terms {sizes.max_terms}: "
                 f"{task.name} needs min_terms <= max_terms and max_terms from 2 to "
                 f"{task.most_terms}"
             )
-        self._task, self._sizes, self._seed = task, sizes, seed
+        self._task, self._sizes, self._seed, self._domain = task, sizes, seed, domain
 
     def row_at(self, position: int) -> TaskRow:
-        return prompt_row(self._task, position, self._seed, sizes=self._sizes)
+        row = prompt_row(self._task, position, self._seed, sizes=self._sizes)
+        return in_domain(self._domain, row)
 
     def eval_rows(self, count: int) -> list[TaskRow]:
-        return evaluation_rows(self._task, count, sizes=self._sizes)
+        rows = evaluation_rows(self._task, count, sizes=self._sizes)
+        return [in_domain(self._domain, row) for row in rows]
 
     def training_rows(self, count: int) -> list[TaskRow]:
         if count > MAX_GENERATED:
@@ -135,27 +137,11 @@ def _with_own_ids(rows: list[TaskRow], seen: Counter[str]) -> list[TaskRow]:
     return found
 
 
-class DomainSource:
-    """Rows of a source in a domain, which their ids and the column `domain` name."""
-
-    def __init__(self, domain: str, source: PromptSource) -> None:
-        self._domain, self._source = domain, source
-
-    def row_at(self, position: int) -> TaskRow:
-        return in_domain(self._domain, self._source.row_at(position))
-
-    def eval_rows(self, count: int) -> list[TaskRow]:
-        return [in_domain(self._domain, row) for row in self._source.eval_rows(count)]
-
-    def training_rows(self, count: int) -> list[TaskRow]:
-        return [in_domain(self._domain, row) for row in self._source.training_rows(count)]
-
-
 class MixtureSource:
-    """The rows of several sources in turn, each as those of a domain."""
+    """The rows of several sources in turn, each of a domain."""
 
     def __init__(self, domains: Mapping[str, PromptSource]) -> None:
-        self.domains = {name: DomainSource(name, source) for name, source in domains.items()}
+        self.domains = domains
 
     def row_at(self, position: int) -> TaskRow:
         place, turn = divmod(position, len(self.domains))
@@ -188,12 +174,12 @@ def split_by_hash(rows: list[TaskRow], fraction: float) -> tuple[list[TaskRow], 
     return training, [row for row in rows if prompt_hash(row.prompt) < bound]
 
 
-def _split(task: DatasetConfig) -> tuple[list[TaskRow], list[TaskRow]]:
+def _split(domain: str, task: DatasetConfig) -> tuple[list[TaskRow], list[TaskRow]]:
     """(rows for training, held out) of a dataset's files; some prompts may be in both."""
-    rows = _read(task, task.path, task.limit)
+    rows = _read(domain, task, task.path, task.limit)
     if task.eval_path is None:
         return split_by_hash(rows, task.eval_fraction)
-    return rows, _read(task, task.eval_path, None)
+    return rows, _read(domain, task, task.eval_path, None)
 
 
 def _question(member: str, row: TaskRow) -> tuple[str, str]:
@@ -239,14 +225,13 @@ def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[TaskRow]]:
             continue
         for path, limit in ((member.path, member.limit), (member.eval_path, None)):
             if path is not None:
-                rows = _read(member, path, 1 if first else limit)
-                yield [in_domain(domain, row) for row in rows]
+                yield _read(domain, member, path, 1 if first else limit)
 
 
 def build_source(task: TaskConfig, seed: int) -> PromptSource:
     """The source of a task's configuration; no member trains what one of them holds out.
     UserError: its data cannot be used."""
-    found = {name: _split(t) for name, t in members(task).items() if t.kind == "dataset"}
+    found = {name: _split(name, t) for name, t in members(task).items() if t.kind == "dataset"}
     held_out = {_question(name, row) for name, (_, rows) in found.items() for row in rows}
     sources: dict[str, PromptSource] = {}
     for name, member in members(task).items():
@@ -258,7 +243,7 @@ def build_source(task: TaskConfig, seed: int) -> PromptSource:
         if member.kind == "shapes":
             made = asking(member.questions, blank=member.blank)
         sizes = PromptSizes(member.min_terms, member.max_terms, member.tail_exponent)
-        sources[name] = ProceduralSource(made, sizes, seed=seed)
+        sources[name] = ProceduralSource(made, sizes, seed=seed, domain=name)
     return MixtureSource(sources) if task.kind == "mixture" else sources[""]
 
 
