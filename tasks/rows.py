@@ -5,6 +5,7 @@ immutable, and its id names the row, not a visit to it: the second epoch yields 
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -96,16 +97,17 @@ def chat_of(prompt: str | list[Message]) -> list[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def prompt_text(prompt: str | list[Message]) -> str:
-    """The prompt as one string: the identity for duplicates and splits."""
+def prompt_text(prompt: str | list[Message], folder: str = "") -> str:
+    """The prompt as one string: the identity for duplicates and splits. `folder`: see below."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in prompt)
+    return "\n".join(f"{m['role']}: {_content(m['content'], folder)}" for m in prompt)
 
 
-def question_of(prompt: str | list[Message]) -> str:
-    """The prompt as one string that a chat of one user message shares with its plain text."""
-    return prompt_text(prompt).removeprefix("user: ")
+def question_of(prompt: str | list[Message], folder: str = "") -> str:
+    """The prompt as one string that a chat of one user message shares with its plain text. Images
+    that are files have their whole paths where the `folder` that they are relative to is given."""
+    return prompt_text(prompt, folder).removeprefix("user: ")
 
 
 def _parts(prompt: str | list[Message]) -> Iterator[MessagePart]:
@@ -120,19 +122,21 @@ def _replaced(content: str | list[MessagePart], images: Iterator[Any]) -> str | 
     return [{**p, "image": next(images)} if p["type"] == "image" else p for p in content]
 
 
-def _content(content: str | list[MessagePart]) -> str:
+def _content(content: str | list[MessagePart], folder: str) -> str:
     if isinstance(content, str):
         return content
-    named = [{**p, "image": _name(p["image"])} if p["type"] == "image" else p for p in content]
-    return json.dumps(named, default=str)
+    names = (_name(part["image"], folder) for part in content if part["type"] == "image")
+    return json.dumps(_replaced(content, names), default=str)
 
 
-def _name(image: Any) -> str:
+def _name(image: Any, folder: str) -> str:
     """Digest of bytes or of a data URL's bytes, which are the same image; else the name."""
     image = named_image(image)
     if isinstance(image, str) and image.startswith("data:"):
         with suppress(MediaError):
             image = image_bytes(image, Path())
+    elif folder and isinstance(image, str) and ":" not in image[:6]:  # no other URL either
+        return os.path.abspath(os.path.join(folder, os.path.expanduser(image)))
     return sha256(image).hexdigest() if isinstance(image, bytes) else str(image)
 
 

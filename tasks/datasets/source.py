@@ -26,7 +26,7 @@ from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
 from tasks.procedural.turn_tasks import FIRST_DIGIT, HIDDEN_LETTER, PRODUCTS
-from tasks.rows import TaskRow, files_of, images_in, prompt_hash, question_of
+from tasks.rows import TaskRow, files_of, prompt_hash, question_of
 
 PROCEDURAL_TASKS = {
     task.name: task
@@ -182,10 +182,9 @@ def _split(domain: str, task: DatasetConfig) -> tuple[list[TaskRow], list[TaskRo
     return rows, _read(domain, task, task.eval_path, None)
 
 
-def _question(member: str, row: TaskRow) -> tuple[str, str]:
-    """A row's question; a name in two members may be of two images, in a folder each."""
-    plain = row.prompt if row.plain is None else row.plain
-    return member if images_in(plain) else "", question_of(plain)
+def _question(row: TaskRow) -> str:
+    """A row's question, without its template."""
+    return question_of(row.prompt if row.plain is None else row.plain, row.folder)
 
 
 def _read(task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
@@ -232,11 +231,11 @@ def build_source(task: TaskConfig, seed: int) -> PromptSource:
     """The source of a task's configuration; no member trains what one of them holds out.
     UserError: its data cannot be used."""
     found = {name: _split(name, t) for name, t in members(task).items() if t.kind == "dataset"}
-    held_out = {_question(name, row) for name, (_, rows) in found.items() for row in rows}
+    held_out = {_question(row) for _, rows in found.values() for row in rows}
     sources: dict[str, PromptSource] = {}
     for name, member in members(task).items():
         if member.kind == "dataset":
-            training = [row for row in found[name][0] if _question(name, row) not in held_out]
+            training = [row for row in found[name][0] if _question(row) not in held_out]
             sources[name] = DatasetSource(training, found[name][1], seed=seed)
             continue
         made = PROCEDURAL_TASKS[member.kind]

@@ -109,12 +109,17 @@ def asked(one: Demonstration | PreferencePair | LabelledAnswer) -> Prompt:
     return task or one.prompt
 
 
+def question(one: Demonstration | PreferencePair | LabelledAnswer) -> str:
+    """Return an example's prompt or task as one string, see `tasks.rows.question_of`."""
+    return question_of(asked(one), "" if isinstance(one, LabelledAnswer) else one.folder)
+
+
 def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[E]:
     """Hold out this share of prompts, by their hash; UserError for an empty side."""
     bound = round(fraction * _PARTS)
     held = [one for one in examples if prompt_hash(asked(one)) % _PARTS < bound]
-    questions = {question_of(asked(one)) for one in held}
-    kept = [one for one in examples if question_of(asked(one)) not in questions]
+    questions = {question(one) for one in held}
+    kept = [one for one in examples if question(one) not in questions]
     if not held or not kept:
         raise UserError(
             f"data.eval_fraction = {fraction:g} holds out {len(held)} of {len(examples)} examples; "

@@ -24,10 +24,9 @@ from rewards.models.training.examples import (
     Examples,
     LabelledAnswer,
     PreferencePair,
-    asked,
+    question,
     split,
 )
-from tasks.rows import question_of
 
 PER_GROUP = 4
 """Pairs of one prompt that an export of answers gives, as `data.pairs_per_group` is by default."""
@@ -40,8 +39,8 @@ def read_examples(config: RewardModelConfig) -> Examples[Any]:
         return split(found, fraction=data.eval_fraction, ties=ties)
     apart = data.model_copy(update={"path": data.eval_path, "limit": None})
     others, _ = _read(config.model_copy(update={"data": apart}))
-    learned = {question_of(asked(one)) for one in found}
-    held_out = [one for one in others if question_of(asked(one)) not in learned]
+    learned = {question(one) for one in found}
+    held_out = [one for one in others if question(one) not in learned]
     if not held_out:
         raise UserError("data.eval_path has no prompt that data.path has not: nothing is held out")
     return Examples(found, held_out, ties)

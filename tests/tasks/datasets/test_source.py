@@ -216,6 +216,24 @@ def test_a_member_trains_no_prompt_that_another_one_holds_out(tmp_path: Path) ->
     assert len(source.eval_rows(9)) == 3
 
 
+def test_an_image_of_one_name_in_two_folders_is_two_images(tmp_path: Path) -> None:
+    """Training and test sets number their images alike; two members may read one folder."""
+    image = {"type": "image", "image": "1.png"}
+    drawn: list[Message] = [{"role": "user", "content": [image, {"type": "text", "text": "?"}]}]
+    paths = []
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        paths.append(write_file(tmp_path / name / "rows.jsonl", [drawn, "p", f"of {name}"]))
+    one = DatasetConfig(kind="dataset", path=paths[0], eval_path=paths[1])
+    assert [row.prompt for row in build_source(one, seed=0).training_rows(9)] == [drawn, "of train"]
+    other = DatasetConfig(kind="dataset", path=paths[0], eval_fraction=1e-9)
+    more = write_file(tmp_path / "train" / "more.jsonl", ["m"])
+    held = DatasetConfig(kind="dataset", path=more, eval_path=paths[0])
+    task = MixtureConfig(kind="mixture", datasets={"other": other, "held": held})
+    with pytest.raises(UserError, match="no training rows"):
+        build_source(task, seed=0)
+
+
 def test_nothing_left_to_train_on(tmp_path: Path) -> None:
     train = write_file(tmp_path / "train.jsonl", ["p"])
     with pytest.raises(UserError, match="no training rows"):

@@ -58,6 +58,17 @@ def test_a_file_of_held_out_examples_shares_no_prompt(tmp_path: Path) -> None:
         read_examples(recipe(FileDataConfig(kind="file", path=path, eval_path=path)))
 
 
+def test_an_image_of_one_name_in_another_folder_is_held_out(tmp_path: Path) -> None:
+    parts = [{"type": "image", "image": "1.png"}, {"type": "text", "text": "?"}]
+    row = preference(0) | {"prompt": [{"role": "user", "content": parts}]}
+    paths = []
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        paths.append(written(tmp_path / name / "pairs.jsonl", row))
+    data = FileDataConfig(kind="file", path=paths[0], eval_path=paths[1])
+    assert len(read_examples(recipe(data)).held_out) == 1
+
+
 def test_an_export_makes_pairs(tmp_path: Path) -> None:
     rows = [
         {"group_id": i // 2, "prompt": f"p{i // 2}", "response": f"r{i}", "correct": i % 2 == 0}
