@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, zip_longest
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -103,7 +103,10 @@ class DatasetSource:
         seen = Counter[str]()
         self.training = _with_own_ids(training, seen)
         held_out = _with_own_ids(evaluation, seen)
-        self.evaluation = sorted(held_out, key=lambda row: (prompt_hash(row.prompt), row.id))
+        by_hash = sorted(held_out, key=lambda row: (prompt_hash(row.prompt), row.id))
+        alike = groupby(by_hash, key=lambda row: prompt_hash(row.prompt))
+        # A file may repeat its prompts; each comes once before one comes again.
+        self.evaluation = _in_turn([list(copies) for _, copies in alike], len(by_hash))
         self._seed = seed
         # Two epochs are live at once when positions near a border are asked for again.
         self._order = lru_cache(maxsize=2)(self._shuffled)
@@ -163,8 +166,8 @@ def in_domain(domain: str, row: TaskRow) -> TaskRow:
 
 
 def _in_turn(lists: list[list[TaskRow]], count: int) -> list[TaskRow]:
-    rows = (row for each in zip_longest(*lists) for row in each if row is not None)
-    return list(islice(rows, count))
+    numbered = [each for rows in lists for each in enumerate(rows)]
+    return [row for _, row in sorted(numbered, key=lambda each: each[0])][:count]
 
 
 def split_by_hash(rows: list[TaskRow], fraction: float) -> tuple[list[TaskRow], list[TaskRow]]:

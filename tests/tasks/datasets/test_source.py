@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,16 @@ def test_the_hash_split_keeps_equal_prompts_together() -> None:
     assert {row.prompt for row in training}.isdisjoint({row.prompt for row in held_out})
     # A larger fraction only adds to what is held out.
     assert {r.id for r in held_out} <= {r.id for r in split_by_hash(doubled, 0.2)[1]}
+
+
+def test_each_held_out_prompt_comes_once_before_one_comes_again() -> None:
+    """As DAPO-Math-17k has its prompts a hundred times, and AIME files theirs 32 times."""
+    held_out = [replace(row, id=f"{row.id}-{copy}") for copy in range(4) for row in rows(9)]
+    source = DatasetSource([TaskRow("t", "other", "1")], held_out, seed=0)
+    asked = [row.prompt for row in source.eval_rows(36)]
+    assert len(set(asked[:9])) == 9
+    assert asked == asked[:9] * 4
+    assert len({row.id for row in source.eval_rows(99)}) == 36
 
 
 def test_a_dataset_with_its_own_evaluation_file(tmp_path: Path) -> None:
