@@ -122,7 +122,7 @@ def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     answers = [
         data_files.read_answer(where, record)
         for _, where, record in rows
-        if record.get("purpose") != "eval"
+        if record.get("purpose") not in ("eval", "along")
     ]
     pairs = pairs_of(answers, per_group=PER_GROUP)
     if not pairs:

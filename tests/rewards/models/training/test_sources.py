@@ -123,10 +123,11 @@ def test_a_file_without_labels(tmp_path: Path) -> None:
         read_examples(recipe(FileDataConfig(kind="file", path=written(tmp_path / "b.jsonl"))))
 
 
-def test_an_exports_evaluations_make_no_pairs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("purpose", ["eval", "along"])
+def test_an_exports_evaluations_make_no_pairs(tmp_path: Path, purpose: str) -> None:
     """As a run's own do not: their prompts are held out."""
     rows = [
-        {"purpose": "eval", "group_id": 1, "prompt": "p", "response": text, "correct": right}
+        {"purpose": purpose, "group_id": 1, "prompt": "p", "response": text, "correct": right}
         for text, right in (("a", True), ("b", False))
     ]
     path = written(tmp_path / "export.jsonl", *rows)
