@@ -53,6 +53,7 @@ def score(arguments: argparse.Namespace) -> int:
 def select(arguments: argparse.Namespace) -> int:
     """Select, write the file and print the table."""
     from tasks.datasets.selection import select_prompts
+    from tasks.datasets.source import MixtureSource
     from tasks.rows import question_of
 
     run_dir = _scored_run(Path(arguments.root or "runs"), arguments.name)
@@ -73,12 +74,14 @@ def select(arguments: argparse.Namespace) -> int:
     base = [] if arguments.base is None else _source(config, arguments.base).training_rows(10**9)
     known = {question_of(row.prompt) for row in base}
     chosen = [rows[key] for key in found.kept if question_of(rows[key].prompt) not in known]
-    held_out: list[TaskRow] = []
-    tasks = members(config.task).values()
-    if any(t.kind == "dataset" and t.eval_path is None for t in tasks):
+    domains = source.domains if isinstance(source, MixtureSource) else {"": source}
+    held_out = [
+        row
+        for name, task in members(config.task).items()
+        if task.kind == "dataset" and task.eval_path is None
         # The hash that holds them out takes none of the chosen ones.
-        has_end = all(t.kind == "dataset" for t in tasks)
-        held_out = source.eval_rows(10**9 if has_end else config.evaluation.num_prompts)
+        for row in domains[name].eval_rows(10**9)
+    ]
     everything = [*base, *chosen, *held_out]
     records = (_record(row, folder, members(config.task).get(row.domain)) for row in everything)
     lines = [json.dumps(record, default=str) for record in records]

@@ -28,10 +28,12 @@ def rows_in(folder: Path, name: str, count: int = 40) -> Path:
 
 
 def scored_run(
-    recipe: Path, pool: Path, monkeypatch: pytest.MonkeyPatch, *, scored: int, more: str = ""
-) -> str:
-    """The run that scored the first prompts of a pool; `more`: further keys of its task."""
-    task = f'task={{kind="dataset",path="{pool}"{more}}}'
+    recipe: Path, pool: Path, monkeypatch: pytest.MonkeyPatch, *, scored: int, more: str = "",
+    task: str = "",
+) -> str:  # fmt: skip
+    """The run that scored the first prompts of a pool; `more`: further keys of its task; `task`:
+    another one."""
+    task = task or f'task={{kind="dataset",path="{pool}"{more}}}'
     overrides = [task, f"evaluation.num_prompts={scored}", f'root="{pool.parent}/runs"']
     config = load_recipe(recipe, overrides)
     figures = {
@@ -84,6 +86,23 @@ def test_all_held_out_rows_are_kept_however_few_prompts_were_scored(
     before, after = (build_source(each, 0).eval_rows(400) for each in files)
     assert len(before) > SCORED
     assert [row.prompt for row in after] == [row.prompt for row in before]
+
+
+def test_of_a_mixture_the_rows_are_kept_that_a_hash_holds_out(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them. Whoever reads the file would train those of an `eval_path`, and made ones."""
+    pool, apart, test = (rows_in(tmp_path, name, 200) for name in ("pool", "apart", "test"))
+    task = (
+        f'task={{kind="mixture",datasets={{pool={{kind="dataset",path="{pool}"}},'
+        f'apart={{kind="dataset",path="{apart}",eval_path="{test}"}},sums={{kind="chain_sums"}}}}}}'
+    )
+    run_dir, out = scored_run(recipe, pool, monkeypatch, scored=6, task=task), tmp_path / "h.jsonl"
+    assert main(["select", run_dir, "--keep", "2", "--out", str(out)]) == 0
+    written = [json.loads(line)["prompt"] for line in out.read_text().splitlines()]
+    _, held_out = split_by_hash(read_dataset(str(pool)), 0.1)
+    assert sorted(written[2:]) == sorted(str(row.prompt) for row in held_out)
+    assert len(held_out) > 6
 
 
 def test_a_domain_of_which_nothing_is_kept_has_no_mean() -> None:
