@@ -106,9 +106,10 @@ class DomainMixture:
         return draw < task.bands.asked(rate.total / rate.answers)
 
 
-def needs_rates(task: TaskConfig) -> bool:
-    """Return whether bands need the pass rates of prompts."""
-    return any(t.kind == "dataset" and t.bands is not None for t in members(task).values())
+def banded_domains(task: TaskConfig) -> frozenset[str]:
+    """Return the domains whose bands need the pass rates of prompts."""
+    tasks = members(task).items()
+    return frozenset(name for name, t in tasks if t.kind == "dataset" and t.bands is not None)
 
 
 def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> dict[str, float]:

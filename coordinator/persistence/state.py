@@ -10,7 +10,7 @@ trajectories wait for one.
 from collections import Counter
 
 from coordinator.connections.versions import Versions
-from coordinator.dispatch.mixture import MixtureProgress, needs_rates
+from coordinator.dispatch.mixture import MixtureProgress, banded_domains
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.records import record_types as r
 from headrace.trajectory.account import Account
@@ -45,7 +45,8 @@ class State:
         self.next_trajectory = 0
         self.next_lease = 0
         self.position = 0
-        self.mixture = MixtureProgress(rates={} if needs_rates(config.task) else None)
+        self._banded = banded_domains(config.task)
+        self.mixture = MixtureProgress(rates={} if self._banded else None)
         self.update = self.given = 0
         self.lineage = 0
         self.line: dict[int, int | None] = {0: None}
@@ -82,10 +83,11 @@ class State:
                 pass  # The most frequent ones are the account's alone.
             case r.GroupIssued():
                 self._issue(record)
-            case r.RewardArrived(trajectory_id=key) if self.mixture.rates is not None:
+            case r.RewardArrived(trajectory_id=key) if self._banded:
                 trajectory = self.account.trajectories[key]
-                if trajectory.purpose == "train":
-                    self.mixture.score(record, self.account.groups[trajectory.group_id])
+                group = self.account.groups[trajectory.group_id]
+                if trajectory.purpose == "train" and group.domain in self._banded:
+                    self.mixture.score(record, group)
             case r.LeaseIssued():
                 self.next_lease = max(self.next_lease, record.lease_id + 1)
                 self.leases[record.trajectory_id] = record.lease_id, record.generator

@@ -192,6 +192,23 @@ def test_rates_are_those_of_the_last_group_and_part_of_the_state() -> None:
     assert state.mixture.rates == {"p": PassRate(1, 0, 0.0)}
 
 
+def test_domains_without_bands_have_no_rates() -> None:
+    """A generated prompt comes once, so that the rates of a long run would have no end."""
+    bands = {"kind": "dataset", "path": "somewhere.jsonl", "bands": {}}
+    task = {"kind": "mixture", "datasets": {"made": SUMS, "read": bands}}
+    state = State(make_config(task=task))
+    for key, domain in enumerate(("made", "read")):
+        state.apply(
+            GroupIssued(
+                at=0.0, group_id=key, prompt_id=f"{domain}/p", position=key, purpose="train",
+                prompt="", answer="", info="{}", prompt_ids=np.zeros(1, np.int32), domain=domain,
+                trajectory_ids=[key], seeds=[0],
+            )
+        )  # fmt: skip
+        state.apply(RewardArrived(trajectory_id=key, status="ok", reward=1.0))
+    assert state.mixture.rates == {"read/p": PassRate(1, 1, 1.0)}
+
+
 def test_of_the_journals_scores_those_of_training_answers_are_in_the_rates() -> None:
     """An evaluation asks the same prompts, and says nothing of when to ask them again."""
     bands = {"kind": "dataset", "path": "somewhere.jsonl", "bands": {}}
