@@ -223,6 +223,17 @@ class Prompts:
             "filter the dataset"
         )
 
+    def check_rows(self, groups: Iterable[GroupIssued]) -> None:
+        """UserError where the last training prompt of a domain is not where it was in the data."""
+        asked = (g for g in groups if g.purpose == "train" and g.position >= 0)  # no branches
+        for group in {group.domain: group for group in asked}.values():
+            row = self._domains[group.domain].row_at(group.domain_position)
+            if (row.id, row.answer) != (group.prompt_id, group.answer):
+                raise UserError(
+                    f"prompt {group.prompt_id} is not where it was: {group.domain or 'task'} has "
+                    "other data now. Put back what the run began with, or begin another run"
+                )
+
     def _row_from(
         self, domain: str, first: int, progress: MixtureProgress
     ) -> tuple[int, TaskRow, EncodedPrompt] | None:

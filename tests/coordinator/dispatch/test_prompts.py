@@ -4,6 +4,7 @@ its chat template refuses is skipped."""
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tokenizers.processors import TemplateProcessing
 
@@ -12,7 +13,7 @@ from headrace.config.loading.recipe import load_recipe
 from headrace.errors import UserError
 from rewards.models.encoding import prompt_ids
 from tasks.rows import TaskRow
-from tests.coordinator.dispatch.test_mixture import recipe
+from tests.coordinator.dispatch.test_mixture import recipe, rows
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.toml"
 PICKY = (
@@ -64,6 +65,19 @@ def test_a_run_whose_rows_are_all_refused_says_why(tmp_path: Path) -> None:
     prompts = chats(tmp_path, ["system"] * 4)
     with pytest.raises(UserError, match=r"refused \(skipped: row r\d, .*: no system role\)"):
         prompts.next_group(0, 0, 0)
+
+
+def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path: Path) -> None:
+    """With other data prompts come twice or never, and an id names two prompts in exports."""
+    path = tmp_path / "1.jsonl"
+    task = rows(path, 50) | {"max_prompt_length": 80, "max_response_length": 240}
+    config = recipe(tmp_path, task)
+    group = Prompts(config).next_group(7, 0, 0)
+    Prompts(config).check_rows([group])
+    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    with pytest.raises(UserError, match=rf"{group.prompt_id} is not where it was: task has other"):
+        Prompts(config).check_rows([group])
+    Prompts(config).check_rows([msgspec.structs.replace(group, purpose="eval")])
 
 
 def test_a_plain_prompt_is_recorded_beside_what_the_template_makes_of_it() -> None:
