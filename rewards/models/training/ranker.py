@@ -50,9 +50,9 @@ class SessionRankerTraining:
             "sessions": len(data.sessions), "training": len(data.training),
             "held_out": len(data.held_out), **data.left_out,
         }  # fmt: skip
-        self._contrasts = self._stage.epochs * (len(data.sessions) // self._stage.batch)
+        self._contrasts = self._stage.epochs * max(1, len(data.sessions) // self._stage.batch)
         per_epoch = len(self._candidates) // config.training.batch
-        self._rankings = config.training.steps or max(1, config.training.epochs * per_epoch)
+        self._rankings = config.training.steps or config.training.epochs * max(1, per_epoch)
         self.steps = self._contrasts + self._rankings
         torch.manual_seed(config.seed)
         device = choose_device(config.engine.device, key="engine.device")

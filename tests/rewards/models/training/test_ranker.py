@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from headrace.run_files.reward_model_run import EvaluationLine, StepLine, read_lines
 from headrace_cli.cli import main
 from learner.ranking.model import SessionRanker
-from rewards.models.training.train import train
+from rewards.models.training.train import build_trainee, train
 from tasks.procedural.search_world import search_data, vocabulary
 from tests.integration.runs import REPOSITORY
 from tests.rewards.models.small import MODELS, Silence
@@ -56,6 +56,12 @@ def test_both_stages_are_one_training_that_goes_on_to_the_bit(tmp_path: Path) ->
         _, last = trained(part)
         for name, value in weights(outcome.model).items():
             assert torch.equal(value, weights(last.model)[name]), (stop, name)
+
+
+def test_of_less_data_than_a_batch_an_epoch_is_a_step() -> None:
+    little = ("data.sessions=10", "data.lists=1", "training.epochs=3")
+    config = load_reward_model(RECIPE, [*SMALL, *little])
+    assert build_trainee(config, None).steps == 2 + 3
 
 
 def test_a_ranker_is_measured_as_its_training_says(
