@@ -98,7 +98,7 @@ def check_data(config: RunConfig) -> None:
 
     mode = config.model.chat_template
     check_dataset(config)
-    build_source(config.task, config.seed)
+    source = build_source(config.task, config.seed)
     rows = list(every_row(config.task))
     asks = config.environment is not None and config.environment.is_agent  # in text alone
     images = sees_images(config.model.path) and not asks
@@ -118,6 +118,8 @@ def check_data(config: RunConfig) -> None:
         _need_template(config, f"row {chat.id} has chat messages")
     elif mode == "always":
         _need_template(config, "model.chat_template is 'always'")
+    if config.evaluation.rows == "held_out" and not source.eval_rows(1):
+        print("no row is held out for evaluations: raise task.eval_fraction", file=sys.stderr)
 
 
 def image_problems(config: RunConfig) -> list[str]:

@@ -9,6 +9,7 @@ from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace_cli.cli import main
+from headrace_cli.commands.checks.preflight import check_data
 from headrace_cli.commands.checks.reward_check import check_reward, check_route
 
 SOURCES = 'reward.sources={a={kind="exact"},b={kind="math"}}'
@@ -50,6 +51,16 @@ def test_a_route_without_holes(recipe: Path, route: str) -> None:
     config = of_dataset(recipe, route)
     check_route(config)
     assert check_reward(config) == config
+
+
+def test_a_dataset_that_holds_out_no_row_is_told(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a handful of rows; its accuracy of 0 would be taken for the policy's."""
+    check_data(of_dataset(recipe, "task.eval_fraction=1e-9"))
+    assert capsys.readouterr().err.startswith("no row is held out")
+    check_data(load_recipe(recipe))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_hole_and_an_unknown_source_are_one_line_and_exit_code_2(
