@@ -49,7 +49,7 @@ class MixtureProgress(msgspec.Struct):
 
     def issue(self, record: GroupIssued) -> None:
         """Count a new training group."""
-        if record.domain:
+        if record.domain and record.position >= 0:  # no branch of an episode
             self.positions[record.domain] = record.domain_position + 1
             self.asked[record.domain] = self.asked.get(record.domain, 0) + 1
 

@@ -227,7 +227,6 @@ class EpisodeManager:
             group, group_id=state.next_group, position=-1, info=json.dumps(info),
             prompt_ids=trajectory.opening, trajectory_ids=[key],
             seeds=[(trajectory.seed + key) % 2**31],
-            domain_position=state.mixture.positions.get(group.domain, 1) - 1,
         )  # fmt: skip
         self._hub.record_event(record)
 

@@ -25,6 +25,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import MixtureConfig
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import GroupIssued, RewardArrived
+from headrace.trajectory.trajectories import issued_again
 from tests.coordinator.world import make_config
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -207,6 +208,19 @@ def test_domains_without_bands_have_no_rates() -> None:
         )  # fmt: skip
         state.apply(RewardArrived(trajectory_id=key, status="ok", reward=1.0))
     assert state.mixture.rates == {"read/p": PassRate(1, 1, 1.0)}
+
+
+def test_a_branch_of_an_episode_asks_no_prompt() -> None:
+    progress = MixtureProgress()
+    group = GroupIssued(
+        at=0.0, group_id=0, prompt_id="one/p", position=7, purpose="train", prompt="", answer="",
+        info="{}", prompt_ids=np.zeros(1, np.int32), domain="one", domain_position=4,
+        trajectory_ids=[0, 1], seeds=[0, 0],
+    )  # fmt: skip
+    progress.issue(group)
+    branch = issued_again(group, group_id=1, position=-1, trajectory_ids=[2], seeds=[0])
+    progress.issue(branch)
+    assert (progress.positions, progress.asked) == ({"one": 5}, {"one": 1})
 
 
 def test_of_the_journals_scores_those_of_training_answers_are_in_the_rates() -> None:
