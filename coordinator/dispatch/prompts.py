@@ -32,13 +32,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import GroupIssued
 from headrace.protocol.token_spans import Int32, MediaRun
-from tasks.datasets.source import (
-    PROCEDURAL_TASKS,
-    MixtureSource,
-    PromptSource,
-    build_source,
-    image_files,
-)
+from tasks.datasets.source import PROCEDURAL_TASKS, build_source, image_files
 from tasks.rows import TaskRow, chat_of, images_in, with_images
 
 MAX_SKIPS = 10_000
@@ -82,10 +76,7 @@ class Prompts:
         """Number of token ids of the model, often more than its tokenizer names."""
         self._images: ImageProcessor | None = None
         self._asides = CriticPrompts(config, self._tokenizer)
-        self._source: PromptSource = build_source(config.task, config.seed)
-        self._domains: Mapping[str, PromptSource] = {"": self._source}
-        if isinstance(self._source, MixtureSource):
-            self._domains = self._source.domains
+        self._source = build_source(config.task, config.seed)
         self._mixture = DomainMixture(config.task, config.seed)
         tasks = members(config.task).items()
         self._fetching = {name for name, t in tasks if t.kind == "dataset" and t.image_urls}
@@ -227,7 +218,7 @@ class Prompts:
         """UserError where the last training prompt of a domain is not where it was in the data."""
         asked = (g for g in groups if g.purpose == "train" and g.position >= 0)  # no branches
         for group in {group.domain: group for group in asked}.values():
-            row = self._domains[group.domain].row_at(group.domain_position)
+            row = self._source.domains[group.domain].row_at(group.domain_position)
             if (row.id, row.answer) != (group.prompt_id, group.answer):
                 raise UserError(
                     f"prompt {group.prompt_id} is not where it was: {group.domain or 'task'} has "
@@ -238,7 +229,7 @@ class Prompts:
         self, domain: str, first: int, progress: MixtureProgress
     ) -> tuple[int, TaskRow, EncodedPrompt] | None:
         """Return the first row of a domain that bands ask and that fits, and its position."""
-        source = self._domains[domain]
+        source = self._source.domains[domain]
         begin, passed = self._broken_off.pop((domain, first), (first, 0))
         for at in range(begin, first + MAX_SKIPS):
             row = source.row_at(at)

@@ -1,6 +1,6 @@
 """Prompt sources: an endless training stream addressed by position, and a fixed evaluation set.
 
-In: the task's configuration and the run's seed. Out: a `PromptSource`. A position alone says which
+In: the task's configuration and the run's seed. Out: a `MixtureSource`. A position alone says which
 row comes next, so a run resumes from one integer. Evaluation rows do not depend on the seed: runs
 with different seeds are compared on the same prompts, none of which training ever yields.
 """
@@ -141,7 +141,7 @@ def _with_own_ids(rows: list[TaskRow], seen: Counter[str]) -> list[TaskRow]:
 
 
 class MixtureSource:
-    """The rows of several sources in turn, each of a domain."""
+    """The rows of a task's sources in turn, each of a domain; of one alone it has no name."""
 
     def __init__(self, domains: Mapping[str, PromptSource]) -> None:
         self.domains = domains
@@ -230,7 +230,7 @@ def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[TaskRow]]:
                 yield _read(domain, member, path, 1 if first else limit)
 
 
-def build_source(task: TaskConfig, seed: int) -> PromptSource:
+def build_source(task: TaskConfig, seed: int) -> MixtureSource:
     """The source of a task's configuration; no member trains what one of them holds out.
     UserError: its data cannot be used."""
     found = {name: _split(name, t) for name, t in members(task).items() if t.kind == "dataset"}
@@ -246,7 +246,7 @@ def build_source(task: TaskConfig, seed: int) -> PromptSource:
             made = asking(member.questions, blank=member.blank)
         sizes = PromptSizes(member.min_terms, member.max_terms, member.tail_exponent)
         sources[name] = ProceduralSource(made, sizes, seed=seed, domain=name)
-    return MixtureSource(sources) if task.kind == "mixture" else sources[""]
+    return MixtureSource(sources)
 
 
 def image_files(task: TaskConfig, row: TaskRow, *, check: bool = False) -> list[bytes]:

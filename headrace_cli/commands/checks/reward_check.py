@@ -83,7 +83,8 @@ def _anchored_prompts(config: RunConfig) -> Iterator[Any]:
     from tasks.datasets.source import DatasetSource, build_source, every_row
 
     source = build_source(config.task, config.seed)
-    yield from source.training if isinstance(source, DatasetSource) else every_row(config.task)
+    files = source.domains.get("")
+    yield from files.training if isinstance(files, DatasetSource) else every_row(config.task)
     if config.evaluation.rows == "held_out":
         yield from source.eval_rows(config.evaluation.num_prompts)
 

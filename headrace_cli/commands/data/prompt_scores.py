@@ -24,7 +24,7 @@ from headrace_cli.launch.supervisor import DONE
 
 if TYPE_CHECKING:
     from tasks.datasets.selection import PromptScore
-    from tasks.datasets.source import PromptSource
+    from tasks.datasets.source import MixtureSource
     from tasks.rows import TaskRow
 
 
@@ -53,7 +53,6 @@ def score(arguments: argparse.Namespace) -> int:
 def select(arguments: argparse.Namespace) -> int:
     """Select, write the file and print the table."""
     from tasks.datasets.selection import select_prompts
-    from tasks.datasets.source import MixtureSource
     from tasks.rows import question_of
 
     run_dir = _scored_run(Path(arguments.root or "runs"), arguments.name)
@@ -74,13 +73,12 @@ def select(arguments: argparse.Namespace) -> int:
     base = [] if arguments.base is None else _source(config, arguments.base).training_rows(10**9)
     known = {question_of(row.prompt) for row in base}
     chosen = [rows[key] for key in found.kept if question_of(rows[key].prompt) not in known]
-    domains = source.domains if isinstance(source, MixtureSource) else {"": source}
     held_out = [
         row
         for name, task in members(config.task).items()
         if task.kind == "dataset" and task.eval_path is None
         # The hash that holds them out takes none of the chosen ones.
-        for row in domains[name].eval_rows(10**9)
+        for row in source.domains[name].eval_rows(10**9)
     ]
     everything = [*base, *chosen, *held_out]
     records = (_record(row, folder, members(config.task).get(row.domain)) for row in everything)
@@ -107,7 +105,7 @@ def _scored_run(root: Path, name: str) -> Path:
     return root / newest
 
 
-def _source(config: RunConfig, path: str | None) -> "PromptSource":
+def _source(config: RunConfig, path: str | None) -> "MixtureSource":
     """The run's prompts; `path`: those of another file."""
     from tasks.datasets.source import build_source
 

@@ -118,9 +118,10 @@ class AnchorSelection:
             if len(one.ids) <= config.task.max_prompt_length:
                 keep(one, out=True)
         stream = training_prompts(config, self._tokenizer)
-        if isinstance(source, DatasetSource):
-            stream = islice(stream, len(source.training))
-            count = len(source.training) if count is None else count
+        files = source.domains.get("")
+        if isinstance(files, DatasetSource):
+            stream = islice(stream, len(files.training))
+            count = len(files.training) if count is None else count
         left, repeated = DEFAULT_PROMPTS if count is None else count, 0
         while left and repeated < MAX_SKIPS:
             asked = next(stream, None)

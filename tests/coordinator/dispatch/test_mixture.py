@@ -96,7 +96,7 @@ def test_groups_come_of_their_domains_rows_in_order_and_a_successor_goes_on(tmp_
     prompts = Prompts(config)
     groups += [ask() for _ in range(20)]
     assert [group.position for group in groups] == list(range(40))
-    for name, source in prompts._domains.items():
+    for name, source in prompts._source.domains.items():
         own = [group for group in groups if group.domain == name]
         assert [group.domain_position for group in own] == list(range(len(own)))
         assert [group.prompt_id for group in own] == [source.row_at(n).id for n in range(len(own))]
