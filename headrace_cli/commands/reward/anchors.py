@@ -117,12 +117,10 @@ class AnchorSelection:
             one = TaskPrompt(row, prompt_ids(self._tokenizer, row.prompt, mode))
             if len(one.ids) <= config.task.max_prompt_length:
                 keep(one, out=True)
-        stream = training_prompts(config, self._tokenizer)
         files = source.domains.get("")
-        if isinstance(files, DatasetSource):
-            stream = islice(stream, len(files.training))
-            count = len(files.training) if count is None else count
-        left, repeated = DEFAULT_PROMPTS if count is None else count, 0
+        each = len(files.training) if isinstance(files, DatasetSource) else None
+        stream = islice(training_prompts(config, self._tokenizer), each)
+        left, repeated = count or each or DEFAULT_PROMPTS, 0
         while left and repeated < MAX_SKIPS:
             asked = next(stream, None)
             if asked is None:
