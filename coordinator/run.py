@@ -75,7 +75,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
     if resume:
         store = RunStore.open(run_dir, wait_s=LAST_WRITER_S)
         state = restored(config, store)
-        prompts.check_rows(state.account.groups.values())
+        prompts.compare_rows(state.account.groups.values())
     else:
         store = RunStore.create(run_dir, run_id, config)
         state = State(config)

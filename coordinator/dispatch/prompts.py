@@ -214,15 +214,15 @@ class Prompts:
             "filter the dataset"
         )
 
-    def check_rows(self, groups: Iterable[GroupIssued]) -> None:
-        """UserError where the last training prompt of a domain is not where it was in the data."""
+    def compare_rows(self, groups: Iterable[GroupIssued]) -> None:
+        """Note domains whose last training prompt is not where it was in the data."""
         asked = (g for g in groups if g.purpose == "train" and g.position >= 0)  # no branches
         for group in {group.domain: group for group in asked}.values():
             row = self._source.domains[group.domain].row_at(group.domain_position)
             if (row.id, row.answer) != (group.prompt_id, group.answer):
-                raise UserError(
-                    f"prompt {group.prompt_id} is not where it was: {group.domain or 'task'} has "
-                    "other data now. Put back what the run began with, or begin another run"
+                self.unasked.append(
+                    f"{group.domain or 'task'}: not the data that the run began with, so some "
+                    f"prompts come again or never ({group.prompt_id} is not where it was)"
                 )
 
     def _row_from(
