@@ -21,20 +21,17 @@ follow from the row (`row["seed"]` is the group's) and the completions alone, un
 attribute `replayable = False`.
 """
 
-import importlib
-import importlib.util
 import inspect
-import sys
-import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from environments.tools import CallFormat, ToolEnvironment, ToolError
+from headrace.errors import UserError
+from headrace.host.user_code import load_module
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 BUILT_IN = {
@@ -98,7 +95,7 @@ def maker_of(
                 raise NoEnvironmentError(f"agent {name} is no coroutine (async def)")
             make = partial(AgentEnvironment, make)
         first = make(**options)
-    except (NoEnvironmentError, ToolError) as error:
+    except (NoEnvironmentError, ToolError, UserError) as error:
         raise NoEnvironmentError(f"environment {name}: {error}") from error
     except (Exception, SystemExit) as error:  # it is somebody else's code
         line = " ".join(str(error).split())
@@ -129,21 +126,11 @@ class AgentEnvironment:
 
 
 def thing_of(target: str) -> Any:
-    """Load `FILE.py:THING` or `PACKAGE:THING`; NoEnvironmentError without it."""
+    """Load `FILE.py:THING` or `PACKAGE:THING`; UserError without it."""
     source, _, thing = target.rpartition(":")
-    path = Path(source).expanduser()
-    if path.suffix != ".py":
-        module = importlib.import_module(source)
-    else:
-        name = f"{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        if not path.is_file() or spec is None or spec.loader is None:
-            raise NoEnvironmentError(f"there is no file {path}")
-        # Dataclasses and structs look up their annotations there.
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    module = load_module(source)
     if not hasattr(module, thing):
-        raise NoEnvironmentError(f"{source} has no {thing}")
+        raise UserError(f"{source} has no {thing}")
     return getattr(module, thing)
 
 

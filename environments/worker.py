@@ -39,6 +39,7 @@ from environments.child import (
 )
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import RunFailedError, UserError, first_error
+from headrace.host.install import own_imports
 from headrace.host.process_reaper import ProcessReaper
 from headrace.protocol.messages.control import Message, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
@@ -98,7 +99,7 @@ class EnvironmentChild:
     @classmethod
     async def _begin(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "EnvironmentChild":
         # What follows the order of a set has to follow it in every child.
-        other = {"PYTHONHASHSEED": "0"}
+        other = {"PYTHONHASHSEED": "0", **own_imports()}
         if config.python is not None:
             other["PYTHONPATH"] = _own_packages()
         try:

@@ -3,6 +3,7 @@
 Promise: nothing is imported to find out.
 """
 
+import os
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
@@ -33,6 +34,13 @@ EXTRAS = {
     "mlflow": ("mlflow",),
 }  # fmt: skip
 """Modules of each extra of the distribution. Reading a run needs none of them."""
+
+
+def own_imports() -> dict[str, str]:
+    """Variables of a Python process that imports our packages and not, before them, those of the
+    folder where it starts, which may have the same names."""
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
 
 
 def version() -> str:

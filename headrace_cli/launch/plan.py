@@ -18,7 +18,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host import memory
 from headrace.host.hardware import Hardware, free_port, port_is_free
-from headrace.host.install import ROOT
+from headrace.host.install import own_imports
 from headrace.protocol.messages.judges import FOLDER, JUDGES_VARIABLE
 from headrace_cli.launch.judge_plan import judge_argv, place_judges
 
@@ -258,12 +258,10 @@ def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]
 
 def role_environment(threads: int, gpus: tuple[str, ...] | None = None) -> dict[str, str]:
     """Variables of a role's process. `gpus` None: leave CUDA's choice alone."""
-    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONSAFEPATH": "1",
+        **own_imports(),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
-import rewards
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.host.install import own_imports
 from headrace.host.process_reaper import ProcessReaper
 from rewards.worker.pipe import (
     LENGTH,
@@ -70,14 +69,12 @@ class ScoringChild:
         """Start a child that is ready to score; UserError or RunFailedError otherwise.
 
         `check`: also where what its source depends on is not there now."""
-        ours = str(Path(rewards.__file__).parent.parent)
-        paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             process = await asyncio.create_subprocess_exec(
                 source.python or sys.executable, "-m", "rewards.worker.child", str(os.getpid()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
+                env={**os.environ, **own_imports()},
                 process_group=0,
             )  # fmt: skip
         except OSError as error:

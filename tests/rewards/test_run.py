@@ -174,13 +174,14 @@ async def test_too_many_failures_say_goodbye_with_the_reason() -> None:
 
 
 async def test_a_missing_function_is_the_users_mistake() -> None:
+    line = "reward.function='nowhere.py:score': cannot import it (there is no file nowhere.py)"
     async with worker() as front:
         await front.welcome(user_function(function="nowhere.py:score"))
         goodbye = await front.hear(Goodbye)
-        assert goodbye == Goodbye(failed="reward.function: no file nowhere.py")
+        assert goodbye == Goodbye(failed=line)
         code, log = await front.ends()
         assert code == 2
-        assert log.strip().splitlines()[-1] == "error: reward.function: no file nowhere.py"
+        assert log.strip().splitlines()[-1] == f"error: {line}"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -179,11 +179,11 @@ SINKS: dict[str, type[Sink]] = {
 def sink_of(name: str) -> Sink:
     """Return a sink by its name or file (`my_sink.py`, with a class `Sink`); UserError: none."""
     if name.endswith(".py"):
-        from environments.protocol import NoEnvironmentError, thing_of
+        from environments.protocol import thing_of
 
         try:
             return cast(Sink, thing_of(f"{name}:Sink")())
-        except NoEnvironmentError as error:
+        except UserError as error:
             raise UserError(f"no sink: {error}") from error
         except Exception as error:  # a sink is somebody else's code
             line = " ".join(str(error).split())

@@ -1,0 +1,74 @@
+"""Code of users: modules by name.
+
+In: `package.module` or `path/to/file.py`. Out: the module, executed once. Packages are looked for
+in the working directory, too. A file may import its neighbours, by their names or relatively: its
+folder stands for its package, whose own `__init__.py` is run only where something of it is used.
+Needs the standard library alone.
+"""
+
+import importlib
+import importlib.util
+import sys
+import zlib
+from pathlib import Path
+from types import ModuleType
+
+from headrace.errors import UserError
+
+
+def load_module(place: str) -> ModuleType:
+    """The module of a package or a file; UserError without the file, else whatever it raises."""
+    if not place.endswith(".py"):
+        _look_in(Path.cwd())
+        return importlib.import_module(place)
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    package = _package_of(path.parent)
+    try:
+        return _executed(path, package)
+    except ImportError as error:
+        own = path.parent / "__init__.py"
+        # It imports something of its package that no file in there is called.
+        if error.name != package.__name__ or path.name == own.name or not own.is_file():
+            raise
+        told = vars(_executed(own, package)).items()
+        vars(package).update({k: v for k, v in told if not k.startswith("__")})
+        return _executed(path, package)
+
+
+def _executed(path: Path, package: ModuleType) -> ModuleType:
+    """The module of a file, loaded once."""
+    name = f"{package.__name__}.{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    inner = [str(path.parent)] if path.stem == "__init__" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=inner)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _package_of(folder: Path) -> ModuleType:
+    """The package that stands for a folder, in which its files import each other."""
+    folder = folder.resolve()
+    name = f"user_folder_{zlib.crc32(str(folder).encode()):08x}"
+    if name not in sys.modules:
+        package = ModuleType(name, "A folder with files of a user.")
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    _look_in(folder)
+    return sys.modules[name]
+
+
+def _look_in(folder: Path) -> None:
+    """Import from a folder what is nowhere else."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
