@@ -31,6 +31,7 @@ from environments.protocol import (
 )
 from environments.tools import CallFormat
 from headrace.host.process_reaper import die_with
+from headrace.host.user_code import describe
 from headrace.protocol.messages.environments import Step, StepAsk, StepReply
 from headrace.protocol.transport.stdio import take_streams
 
@@ -145,9 +146,8 @@ class ChildEpisodes:
         except (Exception, SystemExit, asyncio.CancelledError) as raised:
             self._let_go(ask.trajectory_id)
             status = FAULTS.get(type(raised), "crashed")
-            known = status != "crashed"
-            line = " ".join(str(raised).split())
-            error = (line if known else f"{type(raised).__name__}: {line}")[:MOST_ERROR]
+            known = " ".join(str(raised).split())
+            error = (describe(raised) if status == "crashed" else known)[:MOST_ERROR]
         return StepReply(
             trajectory_id=ask.trajectory_id,
             turn=ask.turn,

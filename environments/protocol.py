@@ -31,7 +31,7 @@ import msgspec
 
 from environments.tools import CallFormat, ToolEnvironment, ToolError
 from headrace.errors import UserError
-from headrace.host.user_code import load_module
+from headrace.host.user_code import describe, load_module
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 BUILT_IN = {
@@ -98,8 +98,7 @@ def maker_of(
     except (NoEnvironmentError, ToolError, UserError) as error:
         raise NoEnvironmentError(f"environment {name}: {error}") from error
     except (Exception, SystemExit) as error:  # it is somebody else's code
-        line = " ".join(str(error).split())
-        raise NoEnvironmentError(f"environment {name}: {type(error).__name__}: {line}") from error
+        raise NoEnvironmentError(f"environment {name}: {describe(error)}") from error
     for method in ("reset", "step"):
         if not callable(getattr(first, method, None)):
             raise NoEnvironmentError(f"environment {name} has no method {method}")

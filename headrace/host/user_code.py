@@ -1,4 +1,4 @@
-"""Code of users: modules by name.
+"""Code of users: modules by name, and the places of their errors.
 
 In: `package.module` or `path/to/file.py`. Out: the module, executed once. Packages are looked for
 in the working directory, too. A file may import its neighbours, by their names or relatively: its
@@ -9,6 +9,7 @@ Needs the standard library alone.
 import importlib
 import importlib.util
 import sys
+import traceback
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -72,3 +73,26 @@ def _look_in(folder: Path) -> None:
     """Import from a folder what is nowhere else."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+_OTHERS = sys.stdlib_module_names | {
+    "__main__", "headrace", "headrace_cli", "environments", "rewards", "storage",
+}  # fmt: skip
+MOST_CHARACTERS = 1500
+"""Maximum characters of an error's text, without its place."""
+
+
+def describe(error: BaseException) -> str:
+    """Kind, text and place of an error, on one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text[:MOST_CHARACTERS] + place_of(error)
+
+
+def place_of(error: BaseException) -> str:
+    """` (FILE, line N)`: the last line of a user's code that led to an error; empty without one."""
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        file, module = Path(frame.f_code.co_filename), str(frame.f_globals.get("__name__"))
+        installed = {"site-packages", "dist-packages"} & {*file.parts}
+        if not installed and module.partition(".")[0] not in _OTHERS:
+            return f" ({file.name}, line {line})"
+    return ""

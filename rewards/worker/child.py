@@ -22,6 +22,7 @@ from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.host import stack_dumps
 from headrace.host.process_reaper import die_with
+from headrace.host.user_code import describe
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.transport.stdio import take_streams
 from rewards.build import build_verifier
@@ -144,7 +145,7 @@ def main() -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, UserError) else describe(error)
     return text[:MAX_ERROR]
 
 

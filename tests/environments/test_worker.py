@@ -112,7 +112,10 @@ def test_coroutines_wait_together() -> None:
 
 @pytest.mark.parametrize(
     ("text", "status", "words"),
-    [("RAISE", "crashed", "ValueError: it broke"), ("DIE", "crashed", "process ended")],
+    [
+        ("RAISE", "crashed", "ValueError: it broke (misbehaviour.py, line 26)"),
+        ("DIE", "crashed", "process ended"),
+    ],
 )
 def test_what_an_environment_does_ends_its_episode_alone(
     text: str, status: str, words: str

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, first_line
 from headrace.host.install import EXTRAS, require
+from headrace.host.user_code import describe, place_of
 from headrace.metrics.registry import METRICS
 from headrace.run_files import run_folder
 from headrace.run_files.run_folder import write_atomically
@@ -186,8 +187,7 @@ def sink_of(name: str) -> Sink:
         except UserError as error:
             raise UserError(f"no sink: {error}") from error
         except Exception as error:  # a sink is somebody else's code
-            line = " ".join(str(error).split())
-            raise UserError(f"{name} cannot be loaded: {type(error).__name__}: {line}") from error
+            raise UserError(f"{name} cannot be loaded: {describe(error)}") from error
     if name not in SINKS:
         raise UserError(
             f"no sink {name!r}: take {', '.join(SINKS)}, or a file such as my_sink.py with a class "
@@ -292,8 +292,7 @@ class MetricStreamer:
         self._close()
         self._failures += 1
         failures = self._failures
-        first = str(error).strip().splitlines()
-        line = f"{type(error).__name__}: {first[0] if first else 'no reason given'}"
+        line = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
         if over and failures >= MAX_FAILURES:
             raise RunFailedError(f"the sink failed {failures} times in a row: {line}") from error
         if failures == 1:

@@ -87,8 +87,8 @@ async def test_an_exception_is_told_and_the_child_goes_on() -> None:
         )
         assert pool.restarts == 0
     assert [scores[i].status for i in range(4)] == ["crashed", "crashed", "crashed", "ok"]
-    assert scores[0].error == "RuntimeError: no such luck"
-    assert scores[1].error == "SystemExit: enough"
+    assert scores[0].error == "RuntimeError: no such luck (misbehaviour.py, line 26)"
+    assert scores[1].error == "SystemExit: enough (misbehaviour.py, line 24)"
     assert "MemoryError" in str(scores[2].error)
 
 
@@ -164,7 +164,7 @@ async def test_a_verifier_that_cannot_be_built_is_told() -> None:
 async def test_a_module_that_fails_to_load_is_told(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import os\nraise RuntimeError('at import')\n")
-    with pytest.raises(RunFailedError, match="RuntimeError: at import"):
+    with pytest.raises(RunFailedError, match=r"RuntimeError: at import \(broken.py, line 2\)"):
         await ScoringPool(user_function(function=f"{broken}:score")).run()
     broken.write_text("import os\nos._exit(9)\n")
     with pytest.raises(RunFailedError, match=r"did not start \(exit code 9"):
@@ -256,7 +256,7 @@ async def test_another_python_scores_with_its_own_packages(tmp_path: Path) -> No
     assert score.reward == 1.0
     (score,) = await score_texts(user_function(**named | {"function": f"{scorer}:ours"}), "7")
     assert (score.status, score.error) == (
-        "crashed", "ModuleNotFoundError: No module named 'psutil'",
+        "crashed", "ModuleNotFoundError: No module named 'psutil' (scorer.py, line 5)",
     )  # fmt: skip
 
 

@@ -145,7 +145,8 @@ def test_a_sink_that_fails_is_one_line_and_misses_nothing(
     assert target.told == whole
     assert waits == [1.0, 2.0, 1.0]
     assert target.opened == target.closed == 4
-    once = ["sink: ConnectionError: no route; tries again, the run is not held up", "sink: goes on"]
+    failed = "sink: ConnectionError: no route (test_sink.py, line 104); tries again, the run is not "
+    once = [f"{failed}held up", "sink: goes on"]
     assert capsys.readouterr().err.splitlines() == [*once, *once]
 
 
@@ -213,7 +214,8 @@ def test_a_sink_that_never_works_is_given_up_when_the_run_is_over(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("sink: OSError: the board is away")
     assert lines[1:] == [
-        f"error: the sink failed {MAX_FAILURES} times in a row: OSError: the board is away"
+        f"error: the sink failed {MAX_FAILURES} times in a row: OSError: the board is away "
+        "(broken.py, line 3)"
     ]
 
 

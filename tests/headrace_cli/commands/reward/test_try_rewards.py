@@ -76,7 +76,7 @@ def test_every_answer_has_a_line_in_the_order_of_the_file(
     assert {line["source"] for line in lines} == {"default"}
     assert lines[0]["parts"] == {"level": 2.0}
     assert "no result within 1 s" in lines[1]["error"]
-    assert lines[2]["error"] == "RuntimeError: no such luck"
+    assert lines[2]["error"] == "RuntimeError: no such luck (mine.py, line 7)"
     assert set(lines[0]) == {
         "index", "source", "status", "score", "correct", "parts", "seconds", "error",
     }  # fmt: skip
