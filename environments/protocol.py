@@ -24,7 +24,6 @@ attribute `replayable = False`.
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Real
 from typing import Any, Protocol
 
 import msgspec
@@ -117,7 +116,7 @@ class AgentEnvironment:
         """Play the whole episode."""
         keys = {name: row[name] for name in ("base_url", "api_key")}
         said = await self._play(row["row"], **keys, **self._options)
-        return {"reward": float(said or 0)} if said is None or isinstance(said, Real) else said
+        return {"reward": float(said or 0)} if said is None or hasattr(said, "__float__") else said
 
     async def step(self, turn: PolicyTurn) -> Any:
         """Raise InvalidStepError: completions answer an agent."""
@@ -162,17 +161,30 @@ async def close(environment: Environment) -> None:
 
 
 def _step_of(said: Any) -> Step:
-    if isinstance(said, Step):
-        said = msgspec.to_builtins(said)
-    if not isinstance(said, Mapping):
+    if not isinstance(said, Step | Mapping):
         raise InvalidStepError(f"a {type(said).__name__} is no Step and no dict of its fields")
-    fields = dict(said)
-    text = fields.pop("text", None)
-    if text is not None:
-        fields["messages"] = [*fields.get("messages", []), ("user", text)]
-    if unknown := fields.keys() - set(Step.__struct_fields__):
-        raise InvalidStepError(f"a Step has no field {min(unknown)!r}")
     try:
+        given = said if isinstance(said, Step) else dict(said)
+        fields = msgspec.to_builtins(given, builtin_types=(bytes, bytearray), enc_hook=_plain)
+        if unknown := fields.keys() - {"text", *Step.__struct_fields__}:
+            raise InvalidStepError(f"a Step has no field {min(unknown)!r}")
+        fields["messages"] = [
+            (one.get("role"), one.get("content")) if isinstance(one, dict) else one
+            for one in fields.get("messages", [])
+        ]
+        if (text := fields.pop("text", None)) is not None:
+            fields["messages"].append(("user", text))
+        if isinstance(fields.get("reward"), bool):
+            fields["reward"] = float(fields["reward"])
         return msgspec.convert(fields, Step)
-    except msgspec.ValidationError as error:
+    except (TypeError, msgspec.ValidationError) as error:
         raise InvalidStepError(str(error)) from error
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of numpy or torch as one of Python's."""
+    if isinstance(value, str):
+        return str(value)
+    if not hasattr(value, "item"):
+        raise TypeError(f"a {type(value).__name__} is no value of a Step")
+    return value.item()

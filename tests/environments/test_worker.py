@@ -7,13 +7,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from environments.protocol import NoEnvironmentError, maker_of
+from environments.protocol import InvalidStepError, NoEnvironmentError, answer, maker_of
 from environments.worker import EnvironmentPool, ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
-from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
+from headrace.protocol.messages.environments import (
+    InsertedMessage,
+    PolicyTurn,
+    Step,
+    StepAsk,
+    StepReply,
+)
 from tests.rewards.environments import make_environment
 
 FILE = str(Path(__file__).parent / "misbehaviour.py")
@@ -425,3 +432,50 @@ def test_what_lies_beside_it_is_found_and_hides_nothing_of_ours(
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
     for place in ("own_game", f"{tmp_path}/own_game.py"):
         assert asyncio.run(ready_of(EnvironmentConfig(name=f"{place}:Game"))).pays
+
+
+class Says:
+    """Answers every turn alike."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def reset(self, row: Any, seed: int) -> None: ...
+
+    def step(self, turn: PolicyTurn) -> Any:
+        return self.said
+
+
+NUMBER: Any = 4
+
+
+def answered(step: Any) -> Step:
+    return asyncio.run(answer(Says(step), PolicyTurn("", 0)))
+
+
+def test_a_dict_has_messages_of_a_chat_and_scalars_of_any_kind() -> None:
+    given = {
+        "messages": [{"role": "tool", "content": "4", "tool_call_id": "call_1"}],
+        "text": "go on", "reward": np.float32(0.5), "success": np.bool_(True),
+        "metrics": {"words": np.int64(2)},
+    }  # fmt: skip
+    messages = [InsertedMessage("tool", "4"), InsertedMessage("user", "go on")]
+    expected = Step(messages=messages, reward=0.5, success=True, metrics={"words": 2.0})
+    assert answered(given) == expected
+    assert answered({"reward": np.bool_(True), "done": True}) == Step(reward=1.0, done=True)
+    assert answered({"reward": False, "done": True}) == Step(done=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"messages": [{"role": "tool"}]}, "Expected `str`, got `null`"),
+        ({"messages": [InsertedMessage("user", NUMBER)]}, "Expected `str`, got `int`"),
+        ({"text": b"bytes"}, "Expected `str`, got `bytes`"),
+        ({"reward": object()}, "a object is no value of a Step"),
+        ({"reward": "1.0"}, "Expected `float`, got `str`"),
+    ],
+)
+def test_what_is_no_field_of_a_step_is_named(given: Any, words: str) -> None:
+    with pytest.raises(InvalidStepError, match=words):
+        answered(given)
