@@ -166,7 +166,9 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
             place = place.get(section) if isinstance(place, dict) else None
         if isinstance(place, dict):
             yield place, key
-    yield from ((options, "path") for options in _tables_in(table, "environment"))
+    for options in _tables_in(table, "environment"):
+        for place in (options, *_tables_in(table["environment"], "options")):
+            yield from ((place, k) for k, v in place.items() if k == "path" or ".py:" in str(v))
     for member in _tables_in(table.get("task"), "datasets"):
         yield from ((member, key) for key in ("path", "eval_path"))
     reward = table.get("reward")

@@ -178,6 +178,12 @@ def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(
     environment = load_recipe(recipe, ["environment.name=search"]).environment
     assert environment is not None
     assert environment.name == "search", "a built-in name is no path"
+    options = "environment.options={tools='mine.py:A', environment_factory={b='mine.py:B'}}"
+    environment = load_recipe(recipe, ["environment.name=trl", options]).environment
+    assert environment is not None
+    factories = {"b": f"{tmp_path}/mine.py:B"}
+    expected = {"tools": f"{tmp_path}/mine.py:A", "environment_factory": factories}
+    assert environment.options == expected
 
 
 def test_a_home_is_no_folder_of_the_name_tilde(
