@@ -131,7 +131,7 @@ async def _play(
     pool: Any, row: Any, key: int, player: TerminalPlayer, config: EnvironmentConfig
 ) -> bool:
     """One episode; False where no more turns come."""
-    seen = {"id": row.id, "prompt": str(row.prompt), "answer": row.answer, **row.info}
+    seen = {**row.info, "id": row.id, "prompt": str(row.prompt), "answer": row.answer}
     if not isinstance(row.prompt, str):
         seen["prompt" if config.is_agent else "messages"] = row.prompt
 

@@ -1,6 +1,7 @@
 """`headrace try-environment` as a person plays."""
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,23 @@ def test_an_environment_that_fails_says_so(
     thing = f"environment.name={REPOSITORY}/tests/environments/misbehaviour.py:Echo"
     code, _, err = played(monkeypatch, capsys, "RAISE\n", recipe, thing, "environment.options={}")
     assert (code, "environment_crashed: ValueError: it broke" in err) == (2, True), err
+
+
+def test_a_column_called_answer_is_not_the_answer_of_another_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [{"question": f"{i}*2=", "gold": "right", "answer": "a hint"} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "shows.py").write_text(
+        "class Shows:\n    def reset(self, row, seed): return row['answer']\n"
+        "    def step(self, turn): return {'done': True}\n"
+    )
+    code, out, err = played(
+        monkeypatch, capsys, "x\n", str(RECIPES / "calculator.toml"), "environment.options={}",
+        f"environment.name={tmp_path}/shows.py:Shows", "task.kind=dataset",
+        f"task.path={tmp_path}/rows.jsonl", "task.prompt_key=question", "task.answer_key=gold",
+    )  # fmt: skip
+    assert (code, "user      right" in out) == (0, True), out + err
 
 
 def test_a_model_reads_an_agents_requests_as_in_a_run(tmp_path: Path) -> None:
