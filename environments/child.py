@@ -22,7 +22,6 @@ import msgspec
 from environments.protocol import (
     Environment,
     InvalidStepError,
-    NoEnvironmentError,
     answer,
     begin,
     close,
@@ -30,6 +29,7 @@ from environments.protocol import (
     waits,
 )
 from environments.tools import CallFormat
+from headrace.errors import UserError
 from headrace.host.process_reaper import die_with
 from headrace.host.user_code import describe
 from headrace.protocol.messages.environments import Step, StepAsk, StepReply
@@ -38,7 +38,6 @@ from headrace.protocol.transport.stdio import take_streams
 LENGTH = struct.Struct(">I")
 MOST_BYTES = 1 << 24
 """Maximum number of bytes of a frame."""
-MOST_ERROR = 2000
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
@@ -100,11 +99,11 @@ class ChildEpisode:
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class DivergedError(Exception):
+class DivergedError(UserError):
     """An environment that was built again answered otherwise than before."""
 
 
-class LostError(Exception):
+class LostError(UserError):
     """An episode that began elsewhere cannot be built again."""
 
 
@@ -145,9 +144,7 @@ class ChildEpisodes:
                 step = await _next_step(episode, ask)
         except (Exception, SystemExit, asyncio.CancelledError) as raised:
             self._let_go(ask.trajectory_id)
-            status = FAULTS.get(type(raised), "crashed")
-            known = " ".join(str(raised).split())
-            error = (describe(raised) if status == "crashed" else known)[:MOST_ERROR]
+            status, error = FAULTS.get(type(raised), "crashed"), describe(raised)
         return StepReply(
             trajectory_id=ask.trajectory_id,
             turn=ask.turn,
@@ -212,7 +209,7 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     assert isinstance(setup, Setup)
     try:
         make, first = maker_of(setup.name, setup.options, setup.calls)
-    except NoEnvironmentError as error:
+    except UserError as error:
         say(Ready(str(error)))
         return
     episodes = ChildEpisodes(make)

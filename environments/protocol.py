@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from environments.tools import CallFormat, ToolEnvironment, ToolError
+from environments.tools import CallFormat, ToolEnvironment
 from headrace.errors import UserError
 from headrace.host.user_code import describe, load_module
 from headrace.protocol.messages.environments import PolicyTurn, Step
@@ -52,11 +52,7 @@ AGENT = "agent:"
 """Prefix of the name of a coroutine that requests turns."""
 
 
-class NoEnvironmentError(Exception):
-    """An environment does not exist or cannot be made; one line."""
-
-
-class InvalidStepError(Exception):
+class InvalidStepError(UserError):
     """An environment returned something that is no answer; one line."""
 
 
@@ -75,14 +71,12 @@ def maker_of(
 ) -> tuple[Callable[[], Environment], Environment]:
     """Return a factory of the environments of this name, and a first one.
 
-    NoEnvironmentError where there is none. `calls`: the policy's format for calls of tools."""
+    UserError where there is none. `calls`: the policy's format for calls of tools."""
     names = BUILT_IN | ADAPTERS
     target = names.get(name, name)
     if ":" not in target.removeprefix(AGENT):
         known = ", ".join(names)
-        raise NoEnvironmentError(
-            f"no environment {name!r}: take {known}, FILE.py:THING or PACKAGE:THING"
-        )
+        raise UserError(f"no environment {name!r}: take {known}, FILE.py:THING or PACKAGE:THING")
     try:
         make = thing_of(target.removeprefix(AGENT))
         if name in ADAPTERS:
@@ -91,16 +85,14 @@ def maker_of(
             make = lambda: ToolEnvironment(functions, calls)  # noqa: E731
         elif target.startswith(AGENT):
             if not inspect.iscoroutinefunction(make):
-                raise NoEnvironmentError(f"agent {name} is no coroutine (async def)")
+                raise UserError(f"agent {name} is no coroutine (async def)")
             make = partial(AgentEnvironment, make)
         first = make(**options)
-    except (NoEnvironmentError, ToolError, UserError) as error:
-        raise NoEnvironmentError(f"environment {name}: {error}") from error
     except (Exception, SystemExit) as error:  # it is somebody else's code
-        raise NoEnvironmentError(f"environment {name}: {describe(error)}") from error
+        raise UserError(f"environment {name}: {describe(error)}") from error
     for method in ("reset", "step"):
         if not callable(getattr(first, method, None)):
-            raise NoEnvironmentError(f"environment {name} has no method {method}")
+            raise UserError(f"environment {name} has no method {method}")
     return lambda: make(**options), first
 
 

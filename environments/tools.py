@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+from headrace.errors import UserError
 from headrace.protocol.fields import MAX_PROSE_CHARACTERS
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
@@ -32,7 +33,7 @@ MOST_CALLS = 16
 """Maximum number of calls of one turn that are answered."""
 
 
-class ToolError(Exception):
+class ToolError(UserError):
     """A function is no tool, or a call cannot be made; one line."""
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from environments.protocol import NoEnvironmentError, thing_of
+from environments.protocol import thing_of
 from environments.tools import CallFormat
+from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 SEEDS = 2**32
@@ -24,7 +25,7 @@ class Gymnasium:
     def __init__(self, environment: Any) -> None:
         space = type(environment.action_space).__name__
         if space != "Text":
-            raise NoEnvironmentError(f"its actions are of space {space}, and a policy says Text")
+            raise UserError(f"its actions are of space {space}, and a policy says Text")
         self._environment = environment
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from environments.protocol import NoEnvironmentError, thing_of
+from environments.protocol import thing_of
 from environments.tools import CallFormat, ToolEnvironment
+from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 NOT_TOOLS = ("reset", "get_reward")
@@ -51,7 +52,7 @@ class TrlFactories:
         made = self._factories[name]()
         methods = inspect.getmembers(type(made), predicate=inspect.isfunction)
         if "reset" not in dict(methods):
-            raise NoEnvironmentError(f"{type(made).__name__} has no method reset")
+            raise UserError(f"{type(made).__name__} has no method reset")
         names = [key for key, _ in methods if key not in NOT_TOOLS and not key.startswith("_")]
         tools = [*self._functions, *(getattr(made, key) for key in names)]
         return TrlInstance(made, ToolEnvironment(tools, self._calls))

@@ -75,17 +75,19 @@ def _look_in(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-_OTHERS = sys.stdlib_module_names | {
-    "__main__", "headrace", "headrace_cli", "environments", "rewards", "storage",
+_OTHERS = {
+    *sys.stdlib_module_names, "__main__", "headrace", "headrace_cli", "environments", "rewards",
+    "sandbox", "storage", "tasks",
 }  # fmt: skip
 MOST_CHARACTERS = 1500
 """Maximum characters of an error's text, without its place."""
 
 
 def describe(error: BaseException) -> str:
-    """Kind, text and place of an error, on one line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text[:MOST_CHARACTERS] + place_of(error)
+    """Kind, text and place of an error, on one line; of a UserError its text, which says all."""
+    told = isinstance(error, UserError)
+    text = " ".join((str(error) if told else f"{type(error).__name__}: {error}").split())
+    return text[:MOST_CHARACTERS] + ("" if told else place_of(error))
 
 
 def place_of(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
-from headrace.config.sections.reward import Adapter, SourceConfig
+from headrace.config.sections.reward import Adapter, SourceConfig, WeightedFunction
 from headrace.errors import UserError
 from headrace.host.user_code import load_module
 from headrace.protocol.messages.control import ScoreItem
@@ -21,22 +21,6 @@ from rewards.functions.arguments import Chat, InvalidRewardError, ResponseFacts
 from rewards.functions.calling_conventions import Binding, bind
 from rewards.functions.results import FunctionResult, Verdict, read_result, weigh
 from rewards.functions.signatures import read_signature
-
-
-def load_named(name: str) -> object:
-    """The object of this name; UserError where there is none, and whatever its module raises."""
-    where = f"reward.function={name!r}"
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
-        raise UserError(f"{where}: write package.module:name or path/to/file.py:name")
-    try:
-        module = load_module(place)
-    except (ModuleNotFoundError, UserError) as error:
-        raise UserError(f"{where}: cannot import it ({error})") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        raise UserError(f"{where}: {place} has no function {attribute!r}")
-    return found
 
 
 class FunctionCall(NamedTuple):
@@ -142,23 +126,27 @@ class RewardFunctions:
 
 def load_functions(config: SourceConfig) -> RewardFunctions:
     """The functions that a recipe names; UserError where one cannot be had."""
-    threshold = config.correct_threshold
-    if config.function is not None:
-        return RewardFunctions(tuple(_load(config.function, config.adapter)), threshold)
+    alone = () if config.function is None else (WeightedFunction(name=config.function),)
     found = [
         RewardFunction(f.label, f.function, f.binding, entry.weight * f.weight)
-        for entry in config.functions
+        for entry in (*alone, *config.functions)
         for f in _load(entry.name, entry.adapter or config.adapter)
     ]
     if not found:
         raise UserError("reward.kind is `function`: name one with reward.function=module:name")
-    return RewardFunctions(tuple(_with_own_labels(found)), threshold)
+    return RewardFunctions(tuple(_with_own_labels(found)), config.correct_threshold)
 
 
 def _load(name: str, adapter: Adapter | None) -> Iterator[RewardFunction]:
+    """The functions of this name; UserError where there is none, and whatever its module raises."""
     where = f"reward.function={name!r}"
     place, _, attribute = name.rpartition(":")
-    found: Any = load_named(name)
+    if not place or not attribute:
+        raise UserError(f"{where}: write package.module:name or path/to/file.py:name")
+    try:
+        found: Any = getattr(load_module(place), attribute, None)
+    except (ModuleNotFoundError, UserError) as error:
+        raise UserError(f"{where}: cannot import it ({error})") from error
     if attribute == "load_environment" and inspect.isfunction(found):
         found = found()
     rubrics = list(_rubrics(found))

@@ -84,7 +84,7 @@ def _failure(error: BaseException, began: float) -> Outcome:
     status: Literal["invalid", "crashed"]
     status = "invalid" if isinstance(error, InvalidRewardError) else "crashed"
     parts = dict(error.parts) if isinstance(error, ScoringError) else {}
-    return Outcome(status, time.perf_counter() - began, parts=parts, error=_describe(error))
+    return Outcome(status, time.perf_counter() - began, parts=parts, error=describe(error))
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -102,7 +102,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         for _ in verifier.prepare(setup.check):
             answer(Starting())
     except (Exception, SystemExit) as error:
-        answer(Unfit(_describe(error), isinstance(error, UserError)))
+        answer(Unfit(describe(error), isinstance(error, UserError)))
         return
     answer(Ready(list(verifier.needs), verifier.asks_ids, verifier.concurrency))
     if verifier.judge_later is not None:
@@ -142,11 +142,6 @@ def main() -> None:
     stack_dumps.listen()
     source, sink = take_streams()
     serve(source, sink)
-
-
-def _describe(error: BaseException) -> str:
-    text = str(error) if isinstance(error, UserError) else describe(error)
-    return text[:MAX_ERROR]
 
 
 if __name__ == "__main__":

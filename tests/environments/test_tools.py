@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from environments.protocol import NoEnvironmentError, answer, maker_of, waits
+from environments.protocol import answer, maker_of, waits
 from environments.tools import (
     MOST_CALLS,
     CallFormat,
@@ -18,6 +18,7 @@ from environments.tools import (
     ToolError,
     calls_in,
 )
+from headrace.errors import UserError
 from headrace.protocol.fields import MAX_PROSE_CHARACTERS
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
@@ -115,7 +116,7 @@ def test_a_schema_is_what_a_template_takes() -> None:
 def test_what_is_no_tool_is_refused_by_name(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(ToolError, match=f"{function.__name__}.*{words}"):
         Tool.of(function)
-    with pytest.raises(NoEnvironmentError, match=r"environment .*: tool no_hint: argument a"):
+    with pytest.raises(UserError, match=r"environment .*: tool no_hint: argument a"):
         maker_of(f"{__name__}:UNFIT", {})
 
 

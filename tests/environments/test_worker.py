@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.protocol import InvalidStepError, NoEnvironmentError, answer, maker_of
+from environments.protocol import InvalidStepError, answer, maker_of
 from environments.worker import EnvironmentPool, ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
@@ -271,7 +271,7 @@ def test_what_is_no_step_is_invalid(text: str) -> None:
     ],
 )
 def test_a_name_without_an_environment_is_one_line(name: str, words: str) -> None:
-    with pytest.raises(NoEnvironmentError, match=words) as found:
+    with pytest.raises(UserError, match=words) as found:
         maker_of(name, {})
     assert "\n" not in str(found.value)
 

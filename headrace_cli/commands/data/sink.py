@@ -184,8 +184,6 @@ def sink_of(name: str) -> Sink:
 
         try:
             return cast(Sink, thing_of(f"{name}:Sink")())
-        except UserError as error:
-            raise UserError(f"no sink: {error}") from error
         except Exception as error:  # a sink is somebody else's code
             raise UserError(f"{name} cannot be loaded: {describe(error)}") from error
     if name not in SINKS:
