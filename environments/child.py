@@ -8,6 +8,7 @@ exceptions are caught here: any exception of an environment becomes a reply, and
 """
 
 import asyncio
+import inspect
 import json
 import struct
 import sys
@@ -19,15 +20,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from environments.protocol import (
-    Environment,
-    InvalidStepError,
-    answer,
-    begin,
-    close,
-    maker_of,
-    waits,
-)
+from environments.protocol import Environment, InvalidStepError, answer, begin, maker_of, waits
 from environments.tools import CallFormat
 from headrace.errors import UserError
 from headrace.host.process_reaper import die_with
@@ -186,7 +179,9 @@ async def _next_step(episode: ChildEpisode, ask: StepAsk) -> Step:
 async def _close(episode: ChildEpisode) -> None:
     async with episode.busy:
         try:
-            await close(episode.environment)
+            said = getattr(episode.environment, "close", lambda: None)()
+            if inspect.isawaitable(said):
+                await said
         except (Exception, SystemExit):  # an episode that is over has no other way to say it
             traceback.print_exc()
 

@@ -145,13 +145,6 @@ async def answer(environment: Environment, turn: PolicyTurn) -> Step:
     return _step_of(await said if inspect.isawaitable(said) else said)
 
 
-async def close(environment: Environment) -> None:
-    """End an episode."""
-    said = environment.close() if hasattr(environment, "close") else None
-    if inspect.isawaitable(said):
-        await said
-
-
 def _step_of(said: Any) -> Step:
     if not isinstance(said, Step | Mapping):
         raise InvalidStepError(f"a {type(said).__name__} is no Step and no dict of its fields")
