@@ -153,4 +153,7 @@ async def command(
             await process.wait()
     if process.returncode:
         raise RuntimeError(f"{run[0]} ended with exit code {process.returncode}")
-    return json.loads(said.splitlines()[-1])
+    try:
+        return json.loads(b"".join(said.splitlines()[-1:]))
+    except ValueError as error:
+        raise RuntimeError(f"the last line that {run[0]} printed is no JSON: {error}") from error

@@ -1,10 +1,12 @@
 """The environments that come with Headrace, by hand."""
 
+import asyncio
+import sys
 from collections import Counter
 
 import pytest
 
-from environments.built_in import Calculator, Guess, Pag
+from environments.built_in import Calculator, Guess, Pag, command
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 
@@ -115,3 +117,10 @@ def test_given_attempts_of_pag_are_judged_alike() -> None:
     always.step(turn("4"))
     step = always.step(turn("+"))
     assert (step.reward, said(step), step.done) == (1.0, "R", False)
+
+
+@pytest.mark.parametrize("text", ["pass", "print(1); print()", "print('done')"])
+def test_a_program_that_prints_no_result_says_so(text: str) -> None:
+    played = command({}, base_url="", api_key="", run=[sys.executable, "-c", text])
+    with pytest.raises(RuntimeError, match="printed is no JSON"):
+        asyncio.run(played)
