@@ -1,1 +1,1 @@
-"""The machine: hardware, disk, processes, memory, what is installed."""
+"""The machine: hardware, disk, processes, memory, what is installed, code of users."""

@@ -37,8 +37,7 @@ EXTRAS = {
 
 
 def own_imports() -> dict[str, str]:
-    """Variables of a Python process that imports our packages and not, before them, those of the
-    folder where it starts, which may have the same names."""
+    """Variables of a Python process that imports our packages before any of its folder's."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
 

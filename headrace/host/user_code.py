@@ -1,9 +1,8 @@
 """Code of users: modules by name, and the places of their errors.
 
-In: `package.module` or `path/to/file.py`. Out: the module, executed once. Packages are looked for
-in the working directory, too. A file may import its neighbours, by their names or relatively: its
-folder stands for its package, whose own `__init__.py` is run only where something of it is used.
-Needs the standard library alone.
+In: `package.module` or `path/to/file.py`. Out: the module, executed once. A file may import its
+neighbours, by their names or relatively: its folder stands for its package, whose own `__init__.py`
+is run only where something of it is used. Then the working directory counts. Needs no third party.
 """
 
 import importlib
@@ -26,6 +25,7 @@ def load_module(place: str) -> ModuleType:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     package = _package_of(path.parent)
+    _look_in(Path.cwd())
     try:
         return _executed(path, package)
     except ImportError as error:

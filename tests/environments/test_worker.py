@@ -417,20 +417,23 @@ def test_a_coroutine_that_blocks_its_child_ends_alone() -> None:
 def test_what_lies_beside_it_is_found_and_hides_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_in_a_run: bool
 ) -> None:
-    """A file's neighbours, and packages of the working folder. Roles run with PYTHONSAFEPATH, the
-    checks before a run without."""
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "__init__.py").write_text("raise RuntimeError('not ours')\n")
-    (tmp_path / "own_words.py").write_text("HELLO = 'hello'\n")
+    """A file's neighbours, then the working folder. Roles run with PYTHONSAFEPATH, the checks
+    before a run without."""
+    games, ours = tmp_path / "games", tmp_path / "environments"
+    games.mkdir()
+    ours.mkdir()
+    (ours / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+    (tmp_path / "own_words.py").write_text("raise RuntimeError('not its neighbour')\n")
+    (games / "own_words.py").write_text("HELLO = 'hello'\n")
     (tmp_path / "own_game.py").write_text(
-        "from own_words import HELLO\n"
-        "class Game:\n    def reset(self, row, seed): return HELLO\n    def step(self, turn): ...\n"
+        "class Game:\n    def reset(self, row, seed): ...\n    def step(self, turn): ...\n"
     )
+    (games / "one.py").write_text("from own_game import Game\nfrom own_words import HELLO\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     if as_in_a_run:
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    for place in ("own_game", f"{tmp_path}/own_game.py"):
+    for place in ("own_game", f"{games}/one.py"):
         assert asyncio.run(ready_of(EnvironmentConfig(name=f"{place}:Game"))).pays
 
 

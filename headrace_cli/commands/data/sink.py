@@ -288,8 +288,7 @@ class MetricStreamer:
     def _failed(self, error: Exception, *, over: bool) -> None:
         """Report once, wait, reopen the sink. RunFailedError: MAX_FAILURES after the run's end."""
         self._close()
-        self._failures += 1
-        failures = self._failures
+        self._failures = failures = self._failures + 1
         line = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
         if over and failures >= MAX_FAILURES:
             raise RunFailedError(f"the sink failed {failures} times in a row: {line}") from error

@@ -167,9 +167,8 @@ async def _play(
         print(f"earns     {step.reward:g}{told}")
         if step.done:
             break
-    scored = config.scored
     won = total > 0 if step.success is None else step.success
     end = "over" if step.done else "truncated"
-    outcome = "and what [reward] gives the last turn" if scored else "won" if won else "lost"
+    outcome = "and what [reward] gives the last turn" if config.scored else "won" if won else "lost"
     print(f"{end:<9} reward {total:g}, {outcome}\n")
     return True
