@@ -52,7 +52,9 @@ def _lambda_stays(config: RunConfig) -> bool:
 
 
 def _cuts_responses(config: RunConfig) -> bool:
-    return config.window < config.task.max_response_length
+    """Return whether a response can have several windows: of its turns, or by their size."""
+    by_turn = config.environment is not None and not config.schedule.across_turns
+    return by_turn or config.window < config.task.max_response_length
 
 
 def _tis(config: RunConfig) -> TisRatioConfig | None:
@@ -175,10 +177,10 @@ RULES: tuple[Rule, ...] = (
             c.environment.is_agent
             and c.schedule.mode == "streaming"
             and c.schedule.num_generations == 1
-            and c.window >= c.task.max_response_length
+            and not _cuts_responses(c)
         ),
-        '"branch" is for agents, in a stream whose windows hold whole answers (schedule.window), '
-        'with schedule.num_generations = 1; use "fail"',
+        '"branch" is for agents, in a stream whose windows hold whole answers (schedule.window, '
+        'across_turns), with schedule.num_generations = 1; use "fail"',
     ),
     Rule(
         "algorithm.turns",
@@ -260,8 +262,8 @@ RULES: tuple[Rule, ...] = (
         "schedule.unit",
         lambda c: c.schedule.unit != "window" and _cuts_responses(c),
         '"{c.schedule.unit}" goes with whole responses, and schedule.window = {c.window} cuts them '
-        'at {c.window} of {c.task.max_response_length} tokens: use "window", or leave '
-        "schedule.window out",
+        "at {c.window} of {c.task.max_response_length} tokens, or across_turns = false at their "
+        'turns: use "window", or leave these out',
     ),
     Rule(
         "schedule.unit",
@@ -302,18 +304,13 @@ RULES: tuple[Rule, ...] = (
         "or leave it out",
     ),
     Rule(
-        "algorithm.ratio.level",
-        lambda c: (tis := _tis(c)) is not None and tis.level == "sequence" and _cuts_responses(c),
-        '"sequence" is the weight of a whole response, and windows of {c.window} tokens are parts '
-        'of one; use "token", or leave schedule.window out',
-    ),
-    Rule(
-        "algorithm.ratio.geometric_filter",
+        "algorithm.ratio",
         lambda c: (tis := _tis(c)) is not None
-        and tis.geometric_filter is not None
+        and (tis.level == "sequence" or tis.geometric_filter is not None)
         and _cuts_responses(c),
-        "judges whole responses, and windows of {c.window} tokens are parts of one; leave it out, "
-        "or leave schedule.window out",
+        'judges whole responses by level = "sequence" and geometric_filter, and windows of '
+        "{c.window} tokens are parts of one, as turns are with across_turns = false; leave these "
+        "out",
     ),
     Rule(
         "algorithm.ratio.geometric_filter",

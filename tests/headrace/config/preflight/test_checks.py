@@ -43,6 +43,7 @@ TIS = ("algorithm.ratio.kind=tis",)
 CARRIED = "learner.context=carried"
 ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
 WARMUP = ("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
+BY_TURNS = ("environment.name=guess", "schedule.across_turns=false")
 BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "environment.name=pag")
 
 
@@ -98,6 +99,14 @@ BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "en
         ),
         ([*GROUP, "schedule.window=60"], "schedule.window = 60 cuts them at 60 of 240 tokens"),
         (["schedule.unit=trajectory"], "schedule.window = 60 cuts them at 60 of 240 tokens"),
+        (
+            [*GROUP, *BY_TURNS, "schedule.num_generations=8"],
+            "or across_turns = false at their turns",
+        ),
+        (
+            [*BY_TURNS, *TIS, "algorithm.ratio.level=sequence", "schedule.window=240"],
+            "as turns are with across_turns = false",
+        ),
         (["schedule.unit=group", "schedule.window=null"], "makes a critic wait for whole groups"),
         ([*GROUP, *MIXED], 'algorithm.admit: "mixed_groups" needs groups'),
         (
@@ -188,6 +197,9 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     )  # fmt: skip
     assert problems(corrected) == []
     assert problems(make_config(*BY_ACT)) == []
+    assert problems(make_config(*BY_TURNS)) == []
+    across = (*GROUP, *BY_TURNS, "schedule.across_turns=true", "schedule.num_generations=8")
+    assert problems(make_config(*across)) == []
     assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
     pretraining = make_config(*WARMUP)
     assert problems(pretraining) == []
