@@ -162,6 +162,15 @@ RULES: tuple[Rule, ...] = (
         '"trajectory" lets several versions of a ranker score one group; use "group"',
     ),
     Rule(
+        "reward.unit",
+        lambda c: c.schedule.mode != "streaming"
+        and c.schedule.num_generations > 1
+        and _cuts_responses(c)
+        and any(source.unit == "group" for source in c.reward.each().values()),
+        '"group" scores an answer when its siblings have ended, and a round of cut ones waits for '
+        'scores: use schedule.mode = "streaming", or whole responses',
+    ),
+    Rule(
         "environment.max_context",
         lambda c: c.environment is not None
         and c.environment.max_context is not None

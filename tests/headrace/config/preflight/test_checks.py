@@ -40,6 +40,7 @@ GROUP = (
 )  # fmt: skip
 MIXED = ("algorithm.admit=mixed_groups",)
 TIS = ("algorithm.ratio.kind=tis",)
+TOGETHER = ("reward.kind=function", "reward.function=m:f", "reward.unit=group")
 CARRIED = "learner.context=carried"
 ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
 WARMUP = ("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
@@ -108,6 +109,10 @@ BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "en
             "as turns are with across_turns = false",
         ),
         (["schedule.unit=group", "schedule.window=null"], "makes a critic wait for whole groups"),
+        (
+            [*TOGETHER, "schedule.mode=windowed", "schedule.num_generations=4"],
+            'reward.unit: "group" scores an answer when its siblings have ended',
+        ),
         ([*GROUP, *MIXED], 'algorithm.admit: "mixed_groups" needs groups'),
         (
             [*MIXED, "schedule.num_generations=4", "schedule.mode=windowed"],
@@ -200,6 +205,9 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(make_config(*BY_TURNS)) == []
     across = (*GROUP, *BY_TURNS, "schedule.across_turns=true", "schedule.num_generations=8")
     assert problems(make_config(*across)) == []
+    for mode in ("streaming", "synchronous"):
+        scored = (*TOGETHER, f"schedule.mode={mode}", "schedule.num_generations=4")
+        assert problems(make_config(*scored)) == []
     assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
     pretraining = make_config(*WARMUP)
     assert problems(pretraining) == []
