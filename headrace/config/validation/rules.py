@@ -399,19 +399,12 @@ RULES: tuple[Rule, ...] = (
         '"anchor" is for rewards of the kind "pairwise", and there are none',
     ),
     Rule(
-        "algorithm.value.warmup_explained_variance",
+        "algorithm.value.warmup_updates",
         lambda c: (value := c.algorithm.value) is not None
-        and value.warmup_explained_variance is not None
-        and not value.warmup_updates,
-        "ends a warm-up early, and there is none: set algorithm.value.warmup_updates to its most "
-        "updates",
-    ),
-    Rule(
-        "algorithm.value.warmup_prompts",
-        lambda c: (value := c.algorithm.value) is not None
-        and value.warmup_prompts is not None
-        and not value.warmup_updates,
-        "is the first warm-up update's set, and there is none: set algorithm.value.warmup_updates",
+        and not value.warmup_updates
+        and (value.warmup_prompts, value.warmup_explained_variance) != (None, None),
+        "is 0, and warmup_explained_variance ends a warm-up early, warmup_prompts is the set of "
+        "its first update: set it to the most updates",
     ),
     Rule(
         "algorithm.value.gae_lambda_value",
