@@ -184,6 +184,7 @@ def build_algorithm(
         hot tokens were sampled; None: there are none.
     """
     advantages, longest = config.advantages, max_length or window
+    gamma = advantages.gamma if isinstance(advantages, EgaeConfig) else 1.0
     return Algorithm(
         window=window,
         lambdas=_lambdas(advantages, window),
@@ -191,7 +192,7 @@ def build_algorithm(
         advantages=_advantages(advantages),
         normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
         whitens_by_act=isinstance(advantages, EgaeConfig) and advantages.whiten_by_act,
-        returns=partial(monte_carlo_returns, gamma=_gamma(advantages)),
+        returns=partial(monte_carlo_returns, gamma=gamma),
         uses_critic=isinstance(advantages, EgaeConfig),
         asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",
         ratio=build_ratio(config.ratio),
@@ -202,7 +203,7 @@ def build_algorithm(
         positive_nll_coef=config.penalties.positive_nll_coef,
         kl=None if config.kl is None else _kl(config.kl),
         hot=_hot(fire),
-        value=None if config.value is None else _value(config.value, _gamma(advantages), longest),
+        value=None if config.value is None else _value(config.value, gamma, longest),
     )
 
 
@@ -238,10 +239,6 @@ def _hot(config: FireConfig | None) -> HotSlots:
     return HotSlots(correct, reads_start=True, cap=cap if correction == "ratio" else math.inf)
 
 
-def _gamma(config: EgaeConfig | GroupAdvantageConfig) -> float:
-    return config.gamma if isinstance(config, EgaeConfig) else 1.0
-
-
 def _lambdas(
     config: EgaeConfig | GroupAdvantageConfig, window: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
@@ -268,14 +265,10 @@ def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
             gamma, boundary = config.gamma, config.boundary
 
             def by_critic(
-                rewards: Tensor,
-                token_rewards: Tensor,
-                values: Tensor | None,
-                segments: Segments,
+                rewards: Tensor, token_rewards: Tensor, values: Tensor | None, segments: Segments,
                 groups: Groups,
-            ) -> Tensor:
-                if values is None:
-                    raise ValueError("advantages by critic need values")
+            ) -> Tensor:  # fmt: skip
+                assert values is not None, "advantages by critic need values"
                 earned = rewards + token_rewards
                 return packed_egae(earned, values, segments, gamma=gamma, boundary=boundary)
 
@@ -284,12 +277,9 @@ def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
             baseline, scale = config.baseline, config.scale
 
             def by_group(
-                rewards: Tensor,
-                token_rewards: Tensor,
-                values: Tensor | None,
-                segments: Segments,
+                rewards: Tensor, token_rewards: Tensor, values: Tensor | None, segments: Segments,
                 groups: Groups,
-            ) -> Tensor:
+            ) -> Tensor:  # fmt: skip
                 if bool((groups.members < 0).any()):
                     raise ValueError("advantages by group need the rewards of each window's group")
                 made = group_advantages(groups.rewards, groups.ids, baseline=baseline, scale=scale)

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.algorithm import ValueTargetConfig
 from headrace.config.sections.learner import RankerTraining
-from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import has_bfloat16
@@ -88,7 +87,7 @@ class ModelSet:
         if checkpoint and not self._lora:
             paths = {"path": str(checkpoint / POLICY), "critic_path": str(checkpoint / CRITIC)}
             models = models.model_copy(update=paths)
-        model = self._policy_model(models, device)
+        model = load_policy(models, dtype=self._dtype, device=device)
         if self._lora:
             add_adapters(model, self._lora, checkpoint and checkpoint / POLICY)
         policy = self._scoring(model)
@@ -145,7 +144,7 @@ class ModelSet:
     def _load_reference(self, teacher: str | None) -> PolicyNetwork:
         """Load a teacher or the run's own model, not the checkpoint's: it never changes."""
         models = self._config.model.model_copy(update={"path": teacher} if teacher else {})
-        reference = self._policy_model(models, self._first_device(teacher))
+        reference = load_policy(models, dtype=self._dtype, device=self._first_device(teacher))
         self._check_rows(reference, teacher)
         reference.requires_grad_(False)
         if self._lora and teacher is None:
@@ -270,9 +269,6 @@ class ModelSet:
     @property
     def _autocast(self) -> torch.dtype | None:
         return torch.bfloat16 if self._config.learner.precision == "bf16_autocast" else None
-
-    def _policy_model(self, models: ModelConfig, device: torch.device) -> PreTrainedModel:
-        return load_policy(models, dtype=self._dtype, device=device)
 
     def _check_rows(self, model: PreTrainedModel, own: str | None) -> None:
         if own and self._shares_rows and not self._may_share_rows(model):
