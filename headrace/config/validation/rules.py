@@ -51,10 +51,13 @@ def _lambda_stays(config: RunConfig) -> bool:
     return egae.gae_lambda_policy >= 1.0 - 1.0 / (egae.length_adaptive_alpha * longest)
 
 
+def _by_turn(config: RunConfig) -> bool:
+    return config.environment is not None and not config.schedule.across_turns
+
+
 def _cuts_responses(config: RunConfig) -> bool:
     """Return whether a response can have several windows: of its turns, or by their size."""
-    by_turn = config.environment is not None and not config.schedule.across_turns
-    return by_turn or config.window < config.task.max_response_length
+    return _by_turn(config) or config.window < config.task.max_response_length
 
 
 def _tis(config: RunConfig) -> TisRatioConfig | None:
@@ -126,8 +129,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.advantages.boundary_mask",
-        lambda c: (egae := _egae(c)) is not None and egae.boundary_mask >= c.window,
-        "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
+        lambda c: (egae := _egae(c)) is not None
+        and egae.boundary_mask > 0
+        and (egae.boundary_mask >= c.window or (c.algorithm.turns == "episode" and _by_turn(c))),
+        "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens, "
+        "or no end of a turn where across_turns = false; use less, or leave it out",
     ),
     Rule(
         "algorithm.advantages.boundary",

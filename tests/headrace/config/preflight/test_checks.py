@@ -61,6 +61,7 @@ BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "en
         ),
         ([*GROUP, "schedule.value_batch_tokens=9"], "makes batches for a value model, and this"),
         (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
+        ([*BY_TURNS, "algorithm.advantages.boundary_mask=8"], "or no end of a turn where across"),
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
         (["generator.fire.top_k=1"], "generator.fire.top_k: 1 leaves the first token no choice"),
         (["generator.fire.top_k=0"], "generator.fire.top_k: 0 leaves the first token no choice"),
@@ -203,6 +204,8 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(corrected) == []
     assert problems(make_config(*BY_ACT)) == []
     assert problems(make_config(*BY_TURNS)) == []
+    masked = (*BY_TURNS, "algorithm.advantages.boundary_mask=8", "algorithm.turns=turn")
+    assert problems(make_config(*masked)) == []
     across = (*GROUP, *BY_TURNS, "schedule.across_turns=true", "schedule.num_generations=8")
     assert problems(make_config(*across)) == []
     for mode in ("streaming", "synchronous"):
