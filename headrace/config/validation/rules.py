@@ -114,6 +114,11 @@ RULES: tuple[Rule, ...] = (
         '"{c.schedule.mode}" ignores schedule.stale = "wait" and warm_start = "full": leave it out',
     ),
     Rule(
+        "learner.publish_min_interval_s",
+        lambda c: c.learner.publish_min_interval_s > 0 and not c.schedule.publishes_behind,
+        "goes with streams of some staleness: a round wants the newest version, so leave it out",
+    ),
+    Rule(
         "schedule.num_generations",
         lambda c: c.schedule.mode == "streaming"
         and c.schedule.num_generations > c.schedule.bound,

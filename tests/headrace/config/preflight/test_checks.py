@@ -42,6 +42,7 @@ MIXED = ("algorithm.admit=mixed_groups",)
 TIS = ("algorithm.ratio.kind=tis",)
 TOGETHER = ("reward.kind=function", "reward.function=m:f", "reward.unit=group")
 CARRIED = "learner.context=carried"
+LATE = "learner.publish_min_interval_s=60"
 ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
 WARMUP = ("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
 BY_TURNS = ("environment.name=guess", "schedule.across_turns=false")
@@ -162,6 +163,8 @@ BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "en
         ([*ALONG, "evaluation.spacing=0.1"], "evaluation.spacing: leaves out some of"),
         (["schedule.mode=windowed", "schedule.stale=wait"], "ignores schedule.stale"),
         (["schedule.mode=synchronous", "schedule.warm_start=full"], '"synchronous" ignores'),
+        ([LATE, "schedule.mode=windowed"], "a round wants the newest version"),
+        ([LATE, "schedule.max_staleness=0"], "goes with streams of some staleness"),
         (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
         (["learner.lora.rank=4", "learner.zero_stage=3"], "learner.lora: shares one base model"),
         (["learner.lora.rank=4", "model.freeze_vision=false"], "has adapters for the decoder"),
@@ -214,6 +217,7 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
     pretraining = make_config(*WARMUP)
     assert problems(pretraining) == []
+    assert problems(make_config(LATE)) == []
     assert problems(make_config("generator.fire.top_k=4")) == []
     assert not never_ends(pretraining)
     assert problems(make_config("schedule.num_generations=192")) == []
