@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.device_defaults import gpu_places, ranks_on_gpus, resolve, resolve_generator
+from headrace.config.estimates.activations import critic_shape, reference_shape
 from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape, tensor_sizes
 from headrace.config.loading.hub import is_hub_name
@@ -81,17 +82,14 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
 
 
 def check_model(config: RunConfig) -> ModelShape:
-    """The shape of the policy in its folder; UserError where there is none, or answers are too long
-    for it."""
+    """The policy's shape; UserError where a model is missing, or answers are too long for it."""
     judges = {f"reward.judges.{n}.path": j.path for n, j in config.reward.judges.items()}
     speaking = {"model.path": config.model.path, **judges}
     trains = not config.evaluation.only
     kl, lora = (config.algorithm.kl, config.learner.lora) if trains else (None, None)
     reference = None if kl is None else kl.reference_path
     paths = {**speaking, "model.critic_path": config.model.critic_path, REFERENCE: reference}
-    for key, path in paths.items():
-        if path is None:
-            continue
+    for key, path in ((k, p) for k, p in paths.items() if p is not None):
         folder = Path(path)
         if not folder.is_dir():
             more = "; the hub's is not in the cache yet, and a run downloads it"
@@ -103,9 +101,8 @@ def check_model(config: RunConfig) -> ModelShape:
             raise UserError(f"{key} = {path!r}: no config.json in it, so not a model folder")
         if not any(folder.glob("*.safetensors")):
             raise UserError(f"{key} = {path!r}: no *.safetensors weights in it")
-    for key, spoken in speaking.items():
-        if not any((Path(spoken) / name).is_file() for name in TOKENIZER_FILES):
-            raise UserError(f"{key} = {spoken!r}: no tokenizer in it")
+        if key in speaking and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise UserError(f"{key} = {path!r}: no tokenizer in it")
     if config.model.critic_path is not None:
         check_value_model(Path(config.model.critic_path), Path(config.model.path))
     if reference is not None:
@@ -114,12 +111,14 @@ def check_model(config: RunConfig) -> ModelShape:
         shape = model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
-    if shape.context < config.longest and config.generator.engine != "fake":
-        raise UserError(
-            f"prompt and answer may have {config.longest} tokens, and the model's context is "
-            f"{shape.context}: lower task.max_prompt_length or max_response_length, or, with an "
-            "environment, set environment.max_context"
-        )
+    others = (of(config, shape) if trains else None for of in (critic_shape, reference_shape))
+    for name, read in zip(("model", "value model", "reference"), (shape, *others), strict=True):
+        if read and read.context < config.longest and config.generator.engine != "fake":
+            raise UserError(
+                f"prompt and answer may have {config.longest} tokens, and the {name}'s context is "
+                f"{read.context}: lower task.max_prompt_length or max_response_length, or, with an "
+                "environment, set environment.max_context"
+            )
     if lora is not None and lora.targets is not None:
         sizes = tensor_sizes(Path(config.model.path)).items()
         known = {n.split(".")[-2] for n, size in sizes if ".layers." in n and size > shape.hidden}

@@ -303,6 +303,30 @@ def test_answers_have_to_fit_the_models_context(
         check_model(make_config(f"model.path={folder}", *changes))
 
 
+@pytest.mark.parametrize("context", [319, 320])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("model.critic_path", "value model"), ("algorithm.kl.reference_path", "reference")],
+)
+def test_a_pretrained_value_model_and_a_teacher_read_whole_answers_too(
+    make_config: Make, tmp_path: Path, key: str, name: str, context: int
+) -> None:
+    """Behind their context they would say something all the same."""
+    policy = write_model(tmp_path / "policy")
+    folder = write_model(tmp_path / "other", parameters=8, tensor="score.weight")
+    shape = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": context}
+    (folder / "config.json").write_text(json.dumps(shape))
+    overrides = [f"model.path={policy}", f"{key}={folder}"]
+    if name == "reference":
+        overrides.append("algorithm.kl.coef=1.0")
+    expected = f"may have 320 tokens, and the {name}'s context is 319"
+    with nullcontext() if context == 320 else pytest.raises(UserError, match=expected):
+        check_model(make_config(*overrides))
+    # An evaluation loads neither.
+    alone = make_config(*overrides, "evaluation.only=true")
+    assert check_model(alone).parameters == 1000
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "on_gpu", "expected"),
     [
