@@ -265,9 +265,12 @@ def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
             gamma, boundary = config.gamma, config.boundary
 
             def by_critic(
-                rewards: Tensor, token_rewards: Tensor, values: Tensor | None, segments: Segments,
+                rewards: Tensor,
+                token_rewards: Tensor,
+                values: Tensor | None,
+                segments: Segments,
                 groups: Groups,
-            ) -> Tensor:  # fmt: skip
+            ) -> Tensor:
                 assert values is not None, "advantages by critic need values"
                 earned = rewards + token_rewards
                 return packed_egae(earned, values, segments, gamma=gamma, boundary=boundary)
@@ -277,9 +280,12 @@ def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
             baseline, scale = config.baseline, config.scale
 
             def by_group(
-                rewards: Tensor, token_rewards: Tensor, values: Tensor | None, segments: Segments,
+                rewards: Tensor,
+                token_rewards: Tensor,
+                values: Tensor | None,
+                segments: Segments,
                 groups: Groups,
-            ) -> Tensor:  # fmt: skip
+            ) -> Tensor:
                 if bool((groups.members < 0).any()):
                     raise ValueError("advantages by group need the rewards of each window's group")
                 made = group_advantages(groups.rewards, groups.ids, baseline=baseline, scale=scale)
