@@ -143,9 +143,9 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
     Those of later updates belong to an abandoned lineage: updates of one lineage only grow."""
     numbered = _numbered(root)
     last = [path for path in numbered if number_of(path) <= update][-keep_last:]
-    # One is written at a time: a draft was cut off.
+    # One is written at a time: a draft was cut off. On NFS what a process reads stays until later.
     for path in root.glob(".step_*.partial"):
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
     for path in numbered:
         if path not in last:  # half of it is none under its name
-            shutil.rmtree(path.rename(root / f".{path.name}.partial"))
+            shutil.rmtree(path.rename(root / f".{path.name}.old.partial"), ignore_errors=True)

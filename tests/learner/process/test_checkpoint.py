@@ -1,10 +1,13 @@
 """A checkpoint counts only when it is whole."""
 
+import errno
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,26 @@ def test_one_that_is_half_removed_is_none(
     write(tmp_path, 4)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["latest", f"step_{update}", "step_4"]
+
+
+def test_one_that_is_read_on_nfs_goes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that a process of the host has open, or mapped, stays there under another name."""
+    rmdir = os.rmdir
+
+    def busy(path: str, **options: Any) -> None:
+        if ".step_1." in str(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        rmdir(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        for update in (1, 2, 3, 4):
+            write(tmp_path, update)
+        assert newest(tmp_path) == tmp_path / "step_4"
+    write(tmp_path, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_4", "step_5"]
 
 
 def test_a_draft_of_the_same_number_is_not_in_the_way(tmp_path: Path) -> None:
