@@ -272,7 +272,7 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
         room = f"{free >> 20} MiB are free in {SHARED_MEMORY}, {needs >> 20} MiB are wanted"
         _LOG.warning("weights go to %s: %s", run_dir / "weights", room)
     shutil.rmtree(run_dir / "weights", ignore_errors=True)
-    (run_dir / "weights").mkdir(parents=True)
+    (run_dir / "weights").mkdir(parents=True, exist_ok=True)  # NFS keeps what is open
     return Path(tempfile.mkdtemp(dir=run_dir / "weights"))
 
 

@@ -1,5 +1,6 @@
 """What is announced can be had, and only finite weights are announced."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -67,6 +68,16 @@ def test_without_room_in_shared_memory_the_run_folder_is_used(tmp_path: Path) ->
     with publisher(tmp_path, num_bytes=1 << 60) as weights:
         notice = weights.publish({"w": torch.ones(1)}, version=0, update=0)
         assert Path(notice.sources[0].removeprefix("file:")).is_relative_to(tmp_path / "weights")
+
+
+def test_files_that_nfs_keeps_for_their_readers_are_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights" / "of-a-killed-learner").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    with publisher(tmp_path, num_bytes=1 << 60) as weights:
+        notice = weights.publish({"w": torch.ones(1)}, version=0, update=0)
+        assert Path(notice.sources[0].removeprefix("file:")).is_file()
 
 
 def test_a_small_shared_memory_is_left_alone_and_that_is_said(
