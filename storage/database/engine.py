@@ -124,7 +124,7 @@ def upgrade(engine: Engine) -> None:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
+    config.set_main_option("script_location", "storage:migrations")  # of a path it would expand a %
     with engine.connect() as connection, _one_transaction(connection):
         if connection.dialect.name == "postgresql":  # runs that begin a database together
             connection.execute(text("select pg_advisory_xact_lock(1198605665)"))

@@ -1,6 +1,8 @@
 """Engines and migrations, on SQLite and on PostgreSQL."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 import storage
 from headrace.errors import UserError
+from headrace.host.install import ROOT
 from storage.database.engine import DATABASE_VERSION, open_reader, open_writer, upgrade
 from storage.database.tables import Base, Run
 
@@ -39,6 +42,21 @@ def test_folders_of_any_name(tmp_path: Path, name: str) -> None:
     with open_reader(run_dir, None).connect() as connection:
         assert connection.execute(text("select count(*) from runs")).scalar() == 0
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_installation_under_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "feature%2Fone"  # as Jenkins names a workspace
+    folder.mkdir()
+    (folder / "storage").symlink_to(Path(storage.__file__).parent)
+    code = (
+        "import sys, pathlib, storage.database.engine as engine; print(engine.__file__);"
+        "engine.open_writer(pathlib.Path(sys.argv[1]), None).dispose()"
+    )
+    told = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=told, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(folder))
 
 
 @pytest.mark.parametrize("last", [1, 5, 10, 20, 30])
