@@ -286,7 +286,7 @@ def _is_held(path: Path) -> bool:
     try:
         with path.open() as file:
             return not _taken(file, fcntl.LOCK_SH)
-    except FileNotFoundError:
+    except OSError:  # there is none, or the file system has no locks, and no run starts there
         return False
 
 

@@ -127,6 +127,7 @@ def test_a_file_system_without_locks_is_one_line(
     monkeypatch.setattr(fcntl, "flock", missing)
     with pytest.raises(UserError, match="locked: Function not"), run_folder.locked(run_dir):
         pass
+    assert not run_folder.is_running(run_dir)
 
 
 def test_a_note_makes_no_run_newer(config: RunConfig) -> None:
