@@ -233,6 +233,7 @@ async def generate(
                 weights_folder=cache_folder() / "weights",
                 receive=engine.receive_weights if isinstance(engine, VllmEngine) else None,
                 curve_keys=link.curve_keys,
+                host=link.address.removeprefix("tcp://").rpartition(":")[0],
                 heartbeat_s=transport.heartbeat_s,
                 stall_timeout_s=transport.stall_timeout_s,
                 max_bytes=transport.request_bytes,

@@ -57,12 +57,13 @@ async def fetch(
     *,
     name: str,
     curve_keys: str | None = None,
+    host: str = "127.0.0.1",
     silence_s: float = 10.0,
 ) -> Path:
     """Return a local file of announced weights; WeightsUnavailableError without one.
 
-    `name` is the identity towards the learner, `silence_s` the maximum time of one piece.
-    """
+    `name` is the identity towards the learner, `silence_s` the maximum time of one piece, `host`
+    that of the coordinator: a learner that reaches it by loopback is there."""
     failures = []
     for source in notice.sources:
         try:
@@ -71,7 +72,7 @@ async def fetch(
                 await _check(path, notice)
                 return path
             if source.startswith("tcp://"):
-                link = Link(source, curve_keys=curve_keys)
+                link = Link(source.replace("//127.0.0.1:", f"//{host}:"), curve_keys=curve_keys)
                 async with AsyncFileLock(folder.with_name(f"{folder.name}.lock")):
                     return await _download(notice, folder, Dealer(link, name), silence_s)
             raise WeightsUnavailableError("no file: and no tcp:// source")

@@ -74,6 +74,7 @@ class GeneratorLoop:
         weights_folder: Path,
         receive: Receive | None = None,
         curve_keys: str | None = None,
+        host: str = "127.0.0.1",
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
         max_bytes: int = 8 << 20,
@@ -82,7 +83,7 @@ class GeneratorLoop:
     ) -> None:
         self._engine, self._channel, self._hello = engine, channel, hello
         self._chunk_tokens, self._weights_folder = chunk_tokens, weights_folder
-        self._receive_weights, self._curve_keys = receive, curve_keys
+        self._receive_weights, self._curve_keys, self._host = receive, curve_keys, host
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
         self._cores, self._work = cores or FrontCores(), work or ProgressReporter()
         self._outbox = Outbox(channel.send, max_bytes=max_bytes)
@@ -261,14 +262,14 @@ class GeneratorLoop:
             if self._noticed.is_set():
                 break
             try:
-                name, keys = self._hello.name, self._curve_keys
+                name, keys, folder = self._hello.name, self._curve_keys, self._weights_folder
                 report, overtaken = None, self._noticed.is_set
                 if self._receive_weights is not None:
                     report = await self._receive_weights(notice, name, keys, overtaken)
                 if report is None:
                     if overtaken():
                         break
-                    path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
+                    path = await fetch(notice, folder, name=name, curve_keys=keys, host=self._host)
                     report = await self._engine.load_weights(path, notice.version)
             except (WeightsUnavailableError, WeightsRefusedError, WeightsBrokenError) as error:
                 cause = str(error)

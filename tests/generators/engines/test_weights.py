@@ -36,8 +36,10 @@ class WeightServer:
 
     lost: tuple[int, ...] = ()
 
-    def __init__(self, data: bytes, piece: int = 1000, pieces: int = 10**6) -> None:
-        self.router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+    def __init__(
+        self, data: bytes, piece: int = 1000, pieces: int = 10**6, host: str = "127.0.0.1"
+    ) -> None:
+        self.router = Router(host, 0, max_bytes=1 << 20)
         self.data, self.piece, self.pieces = data, piece, pieces
         self.offsets: list[int] = []
 
@@ -53,10 +55,12 @@ class WeightServer:
                 await self.router.send(name, answer)
 
 
-async def fetch_from(server: WeightServer, notice: WeightNotice, folder: Path) -> Path:
+async def fetch_from(
+    server: WeightServer, notice: WeightNotice, folder: Path, host: str = "127.0.0.1"
+) -> Path:
     task = asyncio.create_task(server.serve())
     try:
-        return await fetch(notice, folder, name="generator-0", silence_s=0.5)
+        return await fetch(notice, folder, name="generator-0", host=host, silence_s=0.5)
     finally:
         task.cancel()
         server.router.close()
@@ -83,6 +87,16 @@ async def test_pieces_come_over_the_socket_when_there_is_no_file(tmp_path: Path)
     assert path.read_bytes() == DATA
     assert server.offsets == list(range(0, len(DATA), 1000))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+async def test_a_learner_on_the_coordinator_s_host_is_found_from_another_one(
+    tmp_path: Path,
+) -> None:
+    """It reaches the coordinator by loopback, and announces that address."""
+    server = WeightServer(DATA, host="127.0.0.2")
+    source = server.router.address.replace("127.0.0.2", "127.0.0.1")
+    path = await fetch_from(server, make_notice(["file:/nowhere", source]), tmp_path, "127.0.0.2")
+    assert path.read_bytes() == DATA
 
 
 async def test_generators_of_a_host_fetch_a_version_once(tmp_path: Path) -> None:
