@@ -9,8 +9,8 @@ ARGS ?=
 # Bytecode is compiled by first use, so it has to be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The first Python that answers: the one asked for, the environment's own, 3.11, then whatever there is.
-PYTHONS = $(PYTHON) .venv/bin/python python3.11 python3
+# Of these the first that is new enough (3.11 has tomllib): the one asked for, the environment's own, 3.11, others.
+PYTHONS = $(PYTHON) .venv/bin/python python3.11 python3.12 python3.13 python3
 RUN = .venv/bin
 
 .DEFAULT_GOAL := help
@@ -21,8 +21,8 @@ help:  ## this list
 
 setup:  ## make .venv and install the locked packages (HEADRACE_DEVICE=cpu|cuda forces the lock)
 	@for python in $(PYTHONS); do \
-	  if $$python -c '' 2>/dev/null; then exec $$python scripts/setup.py; fi; \
-	done; echo "[setup] no Python found: install python3.11" >&2; exit 2
+	  if $$python -c 'import tomllib' 2>/dev/null; then exec $$python scripts/setup.py; fi; \
+	done; echo "[setup] no Python 3.11 or newer: install python3.11, or name one with make setup PYTHON=/path/to/python3.11" >&2; exit 2
 
 demo: setup  ## train the quickstart and show it live (DASHBOARD=0 without the page, SEED=n)
 	@$(RUN)/headrace train recipes/quickstart.toml seed=$(SEED) \

@@ -13,8 +13,6 @@ if they have one, else from PyTorch's index.
 Exit codes: 0 done, 1 installing failed, 2 the machine lacks something.
 """
 
-from __future__ import annotations
-
 import ast
 import fcntl
 import hashlib
@@ -26,6 +24,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -168,8 +167,6 @@ def source_options(uv: str, device: str, python: Path) -> list[str]:
 
 def fingerprint(device: str, folder: Path) -> list[str]:
     """Folder, device, lock and project of an environment: while they stay, it stays."""
-    import tomllib
-
     lock = ROOT / "requirements" / f"{device}.lock"
     if not lock.exists():
         raise SetupError(f"{lock} is missing: restore it with git checkout requirements")
@@ -254,12 +251,6 @@ def set_up(device: str, folder: Path) -> None:
 
 def main() -> int:
     try:
-        if sys.version_info < (3, 11):  # noqa: UP036 - started by whatever python3 is
-            have = ".".join(str(part) for part in sys.version_info[:3])
-            raise SetupError(
-                f"Headrace needs Python 3.11 or newer, {sys.executable} is {have}:"
-                " install python3.11, or name one with make setup PYTHON=/path/to/python3.11"
-            )
         if sys.argv[1:] == ["trl"]:
             set_up("trl", ROOT / ".cache" / "trl")
         else:

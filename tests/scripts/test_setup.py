@@ -120,6 +120,22 @@ def test_device_is_forced_by_the_environment(
         scripts["setup"].choose_device()
 
 
+def test_the_first_python_that_is_new_enough_sets_up(tmp_path: Path) -> None:
+    for name, code in (("old", 1), ("new", 0)):
+        file = tmp_path / name
+        file.write_text(f'#!/bin/sh\ntest "$2" != "import tomllib" || exit {code}\necho {name} $1')
+        file.chmod(0o755)
+
+    def make(*names: str) -> subprocess.CompletedProcess[str]:
+        pythons = " ".join(str(tmp_path / name) for name in names)
+        words = ["make", "-s", "-f", str(ROOT / "Makefile"), "setup", f"PYTHONS={pythons}"]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+
+    assert "new scripts/setup.py" in make("gone", "old", "new").stdout.splitlines()
+    assert make("gone", "old").returncode == 2
+    assert make("gone", "old").stderr.startswith("[setup] no Python 3.11 or newer: install")
+
+
 def test_wrong_device_is_one_line_and_exit_code_2() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "setup.py")],
