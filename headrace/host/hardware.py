@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import psutil
@@ -80,14 +81,8 @@ def has_bfloat16() -> bool:
     """Return whether the processor has bfloat16 products, by Linux (`flags` of x86, `Features` of
     Arm). Without them torch takes 14 times as long as in float32 (600 rows, 256 by 1,024, AMD EPYC,
     AVX2)."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    listed = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
-    return listed is not None and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(
-        listed[1].split()
-    )
+    listed = _found(Path("/proc/cpuinfo"), r"^(?:flags|Features)\s*:(.*)")[:1]
+    return any({"avx512_bf16", "amx_bf16", "bf16"} & set(flags.split()) for flags in listed)
 
 
 def torch_cuda() -> str | None:
@@ -97,9 +92,8 @@ def torch_cuda() -> str | None:
     found = find_spec("torch")
     if found is None or found.origin is None:
         return None
-    versions = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
-    built = re.search(r"^cuda\b.*= '([^']+)'", versions, re.MULTILINE)
-    return built[1] if built else None
+    built = _found(Path(found.origin).with_name("version.py"), r"^cuda\b.*= '([^']+)'")
+    return str(built[0]) if built else None
 
 
 def has_gpu() -> bool:
@@ -182,34 +176,43 @@ def connections(port: int) -> int:
     """Return the number of open connections to a port of this machine."""
     found = 0
     for table in ("tcp", "tcp6"):
-        try:
-            lines = Path("/proc/net", table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            _, local, _, state = line.split()[:4]
+        for line in _found(Path("/proc/net", table), r"^ *\d+: (.*)$"):
+            local, _, state = line.split()[:3]
             found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
     return found
 
 
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_MEMORY_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Limit, use and file cache, by the controller that /proc names: of version 2, and of 1."""
+
+
 def _memory() -> tuple[int, int]:
-    """(total, available) bytes, the container's limit taken into account."""
+    """(total, available) bytes, with the limits of containers and jobs around this process."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
-    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
-    if limit is not None and limit < total:
-        cache = _cgroup("memory.stat", r"^inactive_file (\d+)$") or 0
-        total, available = limit, min(available, limit - (used or 0) + cache)
+    for kind, name in _found(_OWN_GROUPS, r"^\d+:(memory|):(.*)$"):
+        limit, used, cache = _MEMORY_FILES[kind]
+        group = _CONTROL_GROUPS / kind / name.strip("/")
+        for folder in (group, *group.parents):
+            bound = min(map(int, _found(folder / limit, r"^(\d+)$")), default=memory.total)
+            if bound < memory.total:
+                taken = sum(map(int, _found(folder / used, r"^(\d+)$")))
+                cached = sum(map(int, _found(folder / "memory.stat", rf"^{cache} (\d+)$")))
+                total, available = min(total, bound), min(available, bound - taken + cached)
     return total, max(0, available)
 
 
-def _cgroup(name: str, form: str = r"^(\d+)$") -> int | None:
-    """A number of this container's control group; None where it has none."""
+def _found(path: Path, form: str) -> list[Any]:
+    """Everything of a form in a file; nothing where there is none."""
     try:
-        found = re.search(form, Path("/sys/fs/cgroup", name).read_text(), re.MULTILINE)
+        return re.findall(form, path.read_text(), re.MULTILINE)
     except OSError:
-        return None
-    return int(found[1]) if found else None
+        return []
 
 
 def _with_gpus(machine: Hardware) -> Hardware:

@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace.host import hardware
@@ -150,3 +152,43 @@ def test_a_free_port_is_none_that_a_connection_gets_by_itself() -> None:
     assert max(ports) < int(lowest)
     with pytest.raises(OSError, match="Cannot assign"):
         free_port("192.0.2.1")
+
+
+USED = {"memory.current": "3", "memory.max": "8", "memory.stat": "anon 2\ninactive_file 1\n"}
+VERSION_1 = {
+    "memory.limit_in_bytes": "8",
+    "memory.usage_in_bytes": "3",
+    "memory.stat": "inactive_file 2\ntotal_inactive_file 1\n",
+}
+OPEN = {"memory.current": "60", "memory.max": "max", "memory.stat": "inactive_file 4\n"}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "left"),
+    [
+        ("0::/", {}, (64, 50)),
+        ("0::/", {"": USED}, (8, 6)),
+        ("0::/slurm/job/step", {"slurm": OPEN, "slurm/job": USED, "slurm/job/step": OPEN}, (8, 6)),
+        ("0::/user", {"user": USED | {"memory.max": "64"}}, (64, 50)),
+        ("4:memory:/docker/1\n3:cpuset:/\n0::/docker/1", {"memory": VERSION_1}, (8, 6)),
+        ("4:memory:/job", {"memory/job": VERSION_1}, (8, 6)),
+    ],
+    ids=["none", "a container", "a job", "no bound", "a container, version 1", "a job, version 1"],
+)
+def test_memory_is_what_the_groups_around_a_process_leave(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    files: dict[str, dict[str, str]],
+    left: tuple[int, int],
+) -> None:
+    (tmp_path / "own").write_text(f"{own}\n")
+    for folder, texts in files.items():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (tmp_path / folder / name).write_text(text)
+    machine = SimpleNamespace(total=64, available=50)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    monkeypatch.setattr(hardware, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(hardware, "_CONTROL_GROUPS", tmp_path)
+    assert hardware._memory() == left
