@@ -118,8 +118,14 @@ def cache_folder() -> Path:
 
 
 def prepare_environment(settings: VllmSettings) -> None:
-    """Set the environment of vLLM; the user's own values win where they may."""
+    """Set vLLM's environment; the user's values win where they may. UserError: no cache folder."""
     cache = cache_folder()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            text = f"{cache} cannot be made ({error.strerror}): set HOME or HEADRACE_CACHE"
+            raise UserError(text) from error
     # One pass over a step's outputs: boundaries are read between passes.
     os.environ["VLLM_V1_OUTPUT_PROC_CHUNK_SIZE"] = str(max(128, settings.max_num_seqs))
     os.environ[OWNER_VARIABLE] = str(os.getpid())

@@ -88,6 +88,22 @@ def test_what_a_cpu_does_is_left_to_vllm() -> None:
         )
 
 
+def test_a_home_that_takes_no_folder_is_one_line(tmp_path: Path) -> None:
+    """As in a container whose user nobody knows: its home is /."""
+    (tmp_path / "home").touch()
+    with mock.patch.dict(os.environ, {"HOME": str(tmp_path / "home")}):
+        for name in ("HEADRACE_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+            os.environ.pop(name, None)
+        with pytest.raises(UserError, match="home/.cache/headrace cannot be made .*HEADRACE_CACHE"):
+            prepare_environment(VllmSettings("m", 32, ()))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+        prepare_environment(VllmSettings("m", 32, ()))
+        os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
+        os.environ["HEADRACE_CACHE"] = str(tmp_path / "cache")
+        prepare_environment(VllmSettings("m", 32, ()))
+        assert (tmp_path / "cache").is_dir()
+
+
 @pytest.mark.parametrize(
     ("chosen", "told"),
     [(None, None), ("", ",headrace"), ("other", "other,headrace"), ("headrace,b", "headrace,b")],
