@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +19,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import psutil
+
+from headrace.errors import UserError
 
 MIB, GIB = 2**20, 2**30
 SHARED_MEMORY = Path("/dev/shm")
@@ -67,7 +70,9 @@ class Hardware:
 
 
 def detect() -> Hardware:
-    """The machine as this process sees it (affinity, container limits, CUDA_VISIBLE_DEVICES)."""
+    """The machine that this process sees (affinity, limits, CUDA_VISIBLE_DEVICES), or UserError."""
+    if sys.platform != "linux":
+        raise UserError(f"this needs Linux, and here is {sys.platform}: use a container")
     total, available = _memory()
     shm = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
     cores = tuple(sorted(os.sched_getaffinity(0)))

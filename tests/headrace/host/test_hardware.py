@@ -1,6 +1,7 @@
 """Which GPUs a process has, by a scripted `nvidia-smi` and what the environment leaves of them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from headrace.errors import UserError
 from headrace.host import hardware
 from headrace.host.hardware import MIB, Gpu, detect, free_port, has_gpu, torch_cuda, visible_gpus
 from headrace_cli.launch.plan import role_environment
@@ -192,3 +194,10 @@ def test_memory_is_what_the_groups_around_a_process_leave(
     monkeypatch.setattr(hardware, "_OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr(hardware, "_CONTROL_GROUPS", tmp_path)
     assert hardware._memory() == left
+
+
+def test_another_system_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    with pytest.raises(UserError, match="needs Linux, and here is darwin"):
+        detect()
