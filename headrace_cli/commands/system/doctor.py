@@ -79,11 +79,7 @@ def is_for_training() -> bool:
 
 
 def _python(*, trains: bool) -> Iterator[DoctorFinding]:
-    good = sys.version_info >= (3, 11)
-    text = f"{platform.python_version()} at {sys.executable}"
-    yield DoctorFinding(
-        "ok" if good else "bad", "python", text if good else f"{text}; 3.11 is needed"
-    )
+    yield DoctorFinding("ok", "python", f"{platform.python_version()} at {sys.executable}")
     yield DoctorFinding("ok", "headrace", version())
     if sys.platform != "linux":
         level: Level = "bad" if trains else "note"
