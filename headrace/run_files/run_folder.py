@@ -81,12 +81,9 @@ def name_latest(run_dir: Path) -> None:
 
 
 def discard_run_folder(run_dir: Path) -> None:
-    """Remove a run that never began; `latest` names the newest one that is left."""
+    """Remove a run that never began; `latest` means the newest one that is left."""
     shutil.rmtree(run_dir)
-    left = latest_name(run_dir.parent)
-    if left is not None:
-        name_latest(run_dir.parent / left)
-    else:
+    if latest_name(run_dir.parent) is None:
         (run_dir.parent / LATEST).unlink(missing_ok=True)
 
 
