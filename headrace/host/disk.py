@@ -42,8 +42,6 @@ def writing(place: Path, needs: int) -> Iterator[None]:
     """Turn errors that pass into StorageBlockedError."""
     try:
         yield
-    except StorageBlockedError:
-        raise
     except Exception as error:  # of libraries, too, whose errors are of no common kind
         text = _problem(_number(error), place, needs)
         if text is None:
