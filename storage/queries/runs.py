@@ -224,10 +224,9 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
     with suppress(OSError, UserError):
         if line := line_of_folder(run_dir, reason):
             return line
-    try:
-        begun, held = run_dir.stat().st_ctime, is_running(run_dir)
-    except OSError:
-        begun, held = 0.0, False
+    begun, held = 0.0, is_running(run_dir)
+    with suppress(OSError):
+        begun = run_dir.stat().st_ctime
     return RunLine(
         run_id=run_dir.name,
         run_dir=run_dir,
