@@ -100,6 +100,9 @@ class EnvironmentChild:
     async def _begin(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "EnvironmentChild":
         # What follows the order of a set has to follow it in every child.
         other = {"PYTHONHASHSEED": "0", **own_imports()}
+        kept = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+        if kept != "*":  # an agent's endpoint is on this host, whatever proxy there is for others
+            other |= dict.fromkeys(("no_proxy", "NO_PROXY"), f"{kept},127.0.0.1")
         if config.python is not None:
             other["PYTHONPATH"] = _own_packages()
         try:

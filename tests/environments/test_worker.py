@@ -48,6 +48,25 @@ async def pool(
         await made.close()
 
 
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [("", "(',127.0.0.1', ',127.0.0.1')"), ("*", "(None, '*')")],
+    ids=["none", "all"],
+)
+def test_a_child_reaches_this_host_past_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str, told: str
+) -> None:
+    """The clients of agents take the proxy of their environment."""
+    path = tmp_path / "says.py"
+    names = "os.environ.get('no_proxy'), os.environ.get('NO_PROXY')"
+    path.write_text(f"import os\n\n\ndef make():\n    raise ValueError({names})\n")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", kept)
+    with pytest.raises(UserError) as caught:
+        asyncio.run(ready_of(EnvironmentConfig(name=f"{path}:make")))
+    assert f"ValueError: {told}" in str(caught.value)
+
+
 class Player:
     """Plays episodes as the coordinator would ask for them."""
 
