@@ -106,8 +106,7 @@ async def _known_trial(layer: str, python: Interpreter | None = None) -> LayerTr
     # One file for each interpreter, so that two that are used in turns are tried once.
     known = python or interpreter()
     mark = hashlib.sha256(repr(known).encode()).hexdigest()[:8]
-    of = "" if known == interpreter() else f"-{mark}"
-    file, key = folder / f"sandbox-{layer}{of}.json", _fingerprint(known)
+    file, key = folder / f"sandbox-{layer}-{mark}.json", _fingerprint(known)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())
         if kept["key"] == key:
