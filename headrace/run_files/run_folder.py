@@ -82,7 +82,7 @@ def name_latest(run_dir: Path) -> None:
 
 def discard_run_folder(run_dir: Path) -> None:
     """Remove a run that never began; `latest` means the newest one that is left."""
-    shutil.rmtree(run_dir)
+    shutil.rmtree(run_dir, ignore_errors=True)  # NFS keeps a lock that its holder has open
     if latest_name(run_dir.parent) is None:
         (run_dir.parent / LATEST).unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,24 @@ def test_a_run_that_never_began_leaves_nothing(config: RunConfig) -> None:
     assert run_folder.find_run(root, "latest") == first
     run_folder.discard_run_folder(first)
     assert list(root.iterdir()) == []
+
+
+def test_a_run_that_never_began_is_none_on_nfs_either(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder stays there, with the lock that a reward model's training still has open."""
+    first, second = run_folder.make_run_folder(config), run_folder.make_run_folder(config)
+    rmdir = os.rmdir
+
+    def busy(path: str, **options: Any) -> None:
+        if Path(path).name == second.name:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    run_folder.discard_run_folder(second)
+    assert run_folder.run_names(first.parent) == [first.name]
+    assert run_folder.find_run(first.parent, "latest") == first
 
 
 def evaluation_of(config: RunConfig) -> RunConfig:
