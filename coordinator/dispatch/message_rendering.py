@@ -7,6 +7,7 @@ A chat's frame around messages is the difference of two renderings of the model'
 conversation that ends with an answer, and the same with the messages behind it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from headrace.protocol.messages.environments import InsertedMessage, Role
 from headrace.protocol.token_spans import Int32, Source, Speaker
 
 _ANSWER = "c8b07e"
-_MARK = "f3a9d{}e1"
+_MARK = re.compile(r"f3a9d(\d+)e1")
 _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "content": _ANSWER}]
 
 
@@ -58,13 +59,14 @@ class MessageRenderer:
         `is_first`: they follow the prompt. `whole`: they are the whole chat, shown with `tools`.
         `behind`: the id before them, which ends a turn and does not begin the frame once more."""
         texts = [message.content for message in messages]
-        frames = [""] * (len(texts) + 1)
+        before, *frames = [""] * (len(texts) + 2)
         if self._is_chat:
-            frames = self._frame(messages, is_first=is_first, whole=whole, tools=tools)
+            before, *frames = self._frame(messages, is_first=is_first, whole=whole, tools=tools)
         elif tools:
             raise UserError("the model has no chat template that would show tools")
         inside = [self._encode(text, special=False) for text in texts]
-        around = [self._encode(frame, special=True) for frame in frames]
+        around = [self._encode(frames[0], special=True, behind=before)]
+        around += [self._encode(frame, special=True) for frame in frames[1:]]
         if around[0][:1] == [behind]:  # Gemma ends turns with another token than texts.
             del around[0][0]
         room = most - sum(map(len, around))
@@ -81,11 +83,16 @@ class MessageRenderer:
         ids = np.array([i for _, _, part in parts for i in part], np.int32)
         return RenderedMessages(ids, cut, [(*who, len(part)) for *who, part in parts if part])  # type: ignore[misc]
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
-        if not text:
-            return []
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not special)
-        return list(ids["input_ids"])
+    def _encode(self, text: str, *, special: bool, behind: str = "\n") -> list[int]:
+        """Return ids of a text behind another, where sentencepiece puts no blank before it."""
+
+        def ids(text: str) -> list[int]:
+            split = not special
+            found = self._tokenizer(text, add_special_tokens=False, split_special_tokens=split)
+            return list(found["input_ids"])
+
+        first, both = ids(behind), ids(behind + text)
+        return both[len(first) :] if both[: len(first)] == first else ids(text)
 
     def _frame(
         self,
@@ -95,11 +102,10 @@ class MessageRenderer:
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[str]:
-        """Return the template's texts before, between and behind the messages."""
-        marks = [_MARK.format(number) for number in range(len(messages))]
+        """Return the template's texts: all that stands before, then those around the messages."""
         said = [
-            {"role": message.role, "content": mark, "name": "tool"}
-            for message, mark in zip(messages, marks, strict=True)
+            {"role": message.role, "content": f"f3a9d{number}e1", "name": "tool"}
+            for number, message in enumerate(messages)
         ]
         opening = _OPENING[:1] if is_first else _OPENING
         if whole:
@@ -110,17 +116,14 @@ class MessageRenderer:
         is_first |= whole
         ends = [len(before)] * 2 if is_first else [self._behind(before), self._behind(text)]
         changes = before[: ends[0]] != text[: ends[1]] and not (self._appends and not is_first)
-        if changes or any(text.count(mark) != 1 for mark in marks):
+        parts = _MARK.split(text[ends[1] :])
+        if changes or parts[1::2] != [str(number) for number in range(len(messages))]:
             raise UserError(
                 "the model's chat template changes earlier messages when others follow them, so "
                 "that an environment's messages cannot be appended; set environment.template = "
                 '"append" where only reasoning is dropped, or take another template'
             )
-        frames, rest = [], text[ends[1] :]
-        for mark in marks:
-            frame, rest = rest.split(mark, 1)
-            frames.append(frame)
-        return [*frames, rest]
+        return [text[: ends[1]], *parts[::2]]
 
     def _behind(self, text: str) -> int:
         """Return the end of the answer in a chat, with its end token; 0 without an answer."""

@@ -4,11 +4,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, normalizers
+from tokenizers.models import BPE
+from tokenizers.normalizers import Prepend, Replace
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import PreTrainedTokenizerFast
 
 from coordinator.dispatch.message_rendering import MessageRenderer
 from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage
+from storage.text.detokenize import BLANK
 from tests.byte_tokenizer import train_tokenizer
 
 CHATML = (
@@ -184,3 +190,28 @@ def test_a_template_that_adds_text_to_parts_is_one_line(
     asked = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     with pytest.raises(UserError, match="takes no such chat: can only concatenate"):
         chat_text(tokenizer, asked, begins_answer=True)
+
+
+@pytest.mark.parametrize("scheme", ["legacy", "first", "always"])
+def test_a_message_begins_with_no_blank_of_sentencepiece(scheme: str) -> None:
+    """Llama 2's and Mistral's tokenizers put one before each text that they are given."""
+    names = ["<unk>", *dict.fromkeys(f"{BLANK}\nqamoreswdutin")]
+    made = Tokenizer(BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>"))
+    if scheme == "legacy":
+        made.normalizer = normalizers.Sequence([Prepend(BLANK), Replace(" ", BLANK)])
+    else:
+        made.pre_tokenizer = Metaspace(BLANK, prepend_scheme=scheme, split=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    tokenizer.add_special_tokens(
+        {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
+    )
+    tokenizer.chat_template = CHATML
+    ids, _ = rendered(tokenizer, *said("more", "words"), is_chat=False)
+    assert tokenizer.convert_ids_to_tokens(ids.tolist()) == list("morewords")
+    chat = [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "more"},
+    ]  # fmt: skip
+    ids, _ = rendered(tokenizer, *said("more"))
+    whole = tokenizer(chat_text(tokenizer, chat, begins_answer=True), add_special_tokens=False)
+    assert ids.tolist() == whole["input_ids"][-len(ids) :]
