@@ -7,6 +7,7 @@ A chat's frame around messages is the difference of two renderings of the model'
 conversation that ends with an answer, and the same with the messages behind it.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from headrace.protocol.messages.environments import InsertedMessage, Role
 from headrace.protocol.token_spans import Int32, Source, Speaker
 
 _ANSWER = "c8b07e"
-_MARK = re.compile(r"f3a9d(\d+)e1")
+_MARK = re.compile(r'f3a9d(\d+)e1(\\?)"')
+"""Mark of a message; the second group has a character where the template makes JSON of it."""
 _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "content": _ANSWER}]
 
 
@@ -59,13 +61,15 @@ class MessageRenderer:
         `is_first`: they follow the prompt. `whole`: they are the whole chat, shown with `tools`.
         `behind`: the id before them, which ends a turn and does not begin the frame once more."""
         texts = [message.content for message in messages]
-        before, *frames = [""] * (len(texts) + 2)
+        head, frames = "", [""] * (len(texts) + 1)
         if self._is_chat:
-            before, *frames = self._frame(messages, is_first=is_first, whole=whole, tools=tools)
+            head, frames, forms = self._frame(messages, is_first=is_first, whole=whole, tools=tools)
+            escaped = (json.dumps(text, ensure_ascii=False)[1:-1] for text in texts)
+            texts = [e if form else t for t, e, form in zip(texts, escaped, forms, strict=True)]
         elif tools:
             raise UserError("the model has no chat template that would show tools")
         inside = [self._encode(text, special=False) for text in texts]
-        around = [self._encode(frames[0], special=True, behind=before)]
+        around = [self._encode(frames[0], special=True, behind=head)]
         around += [self._encode(frame, special=True) for frame in frames[1:]]
         if around[0][:1] == [behind]:  # Gemma ends turns with another token than texts.
             del around[0][0]
@@ -101,10 +105,10 @@ class MessageRenderer:
         is_first: bool,
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> list[str]:
-        """Return the template's texts: all that stands before, then those around the messages."""
+    ) -> tuple[str, list[str], list[str]]:
+        """Return the template's texts: all before, those around the messages, marks of JSON."""
         said = [
-            {"role": message.role, "content": f"f3a9d{number}e1", "name": "tool"}
+            {"role": message.role, "content": f'f3a9d{number}e1"', "name": "tool"}
             for number, message in enumerate(messages)
         ]
         opening = _OPENING[:1] if is_first else _OPENING
@@ -117,13 +121,13 @@ class MessageRenderer:
         ends = [len(before)] * 2 if is_first else [self._behind(before), self._behind(text)]
         changes = before[: ends[0]] != text[: ends[1]] and not (self._appends and not is_first)
         parts = _MARK.split(text[ends[1] :])
-        if changes or parts[1::2] != [str(number) for number in range(len(messages))]:
+        if changes or parts[1::3] != [str(number) for number in range(len(messages))]:
             raise UserError(
                 "the model's chat template changes earlier messages when others follow them, so "
                 "that an environment's messages cannot be appended; set environment.template = "
                 '"append" where only reasoning is dropped, or take another template'
             )
-        return [text[: ends[1]], *parts[::2]]
+        return text[: ends[1]], parts[::3], parts[2::3]
 
     def _behind(self, text: str) -> int:
         """Return the end of the answer in a chat, with its end token; 0 without an answer."""

@@ -215,3 +215,17 @@ def test_a_message_begins_with_no_blank_of_sentencepiece(scheme: str) -> None:
     ids, _ = rendered(tokenizer, *said("more"))
     whole = tokenizer(chat_text(tokenizer, chat, begins_answer=True), add_special_tokens=False)
     assert ids.tolist() == whole["input_ids"][-len(ids) :]
+
+
+def test_a_message_that_the_template_writes_as_json_is_escaped(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Llama 3.1's does with what tools answer."""
+    content = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
+    monkeypatch.setattr(tokenizer, "chat_template", CHATML.replace("{{ m.content }}", content))
+    told = [InsertedMessage("tool", '{"text": "π\n"}'), InsertedMessage("user", '"and" \\n?')]
+    ids, _ = rendered(tokenizer, *told)
+    assert tokenizer.decode(ids.tolist()) == (
+        '\n<|im_start|>tool\n"{\\"text\\": \\"π\\n\\"}"<|im_end|>\n'
+        '<|im_start|>user\n"and" \\n?<|im_end|>\n<|im_start|>assistant\n'
+    )
