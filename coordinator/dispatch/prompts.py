@@ -27,7 +27,7 @@ from headrace.config.sections.task import members
 from headrace.data.anchors import Anchor, read_anchors
 from headrace.data.image_processor import ImageProcessor, sees_images
 from headrace.data.media import MediaError, MediaStore, digest_of, open_rgb
-from headrace.data.tokenizer import chat_text, load_tokenizer, text_ids, vocabulary_size
+from headrace.data.tokenizer import chat_text, decoded, load_tokenizer, text_ids, vocabulary_size
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import GroupIssued
@@ -160,8 +160,8 @@ class Prompts:
         return "" if self.media is None else str(self.media.folder.resolve())
 
     def decode(self, token_ids: Int32) -> str:
-        """Decode a response without its special tokens."""
-        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+        """Decode a response without its silent tokens."""
+        return decoded(self._tokenizer, token_ids.tolist())
 
     def is_chat(self, messages: str) -> bool:
         """Return whether a prompt with these messages ("": none) needs the template."""
@@ -177,10 +177,7 @@ class Prompts:
 
     def line_tokens(self) -> LineTokens:
         """Return the tokens that end lines; each id of the vocabulary is decoded once."""
-        ids = [[token] for token in range(len(self._tokenizer))]
-        texts = self._tokenizer.batch_decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        texts = [decoded(self._tokenizer, [i]) for i in range(len(self._tokenizer))]
         return LineTokens.of(texts, self.vocabulary)
 
     def next_group(

@@ -9,6 +9,7 @@ coordinator would spend before it can answer anybody.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,25 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     opening = tokenizer.bos_token
     special = not (opening and text.startswith(opening))
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+@lru_cache(maxsize=8)
+def silent_tokens(tokenizer: Any) -> frozenset[int]:
+    """Return a tokenizer's special tokens, other than pairs of tags such as `[THINK]`.
+
+    A text has none of them; tags are what rewards look for."""
+    added = getattr(tokenizer, "added_tokens_decoder", None)  # as transformers has it
+    added = tokenizer.get_added_tokens_decoder() if added is None else added
+    special = {one.content: token for token, one in added.items() if one.special}
+    closed = {name.replace("/", "", 1): name for name in special if "/" in name and name != "</s>"}
+    tags = {tag for pair in closed.items() if pair[0] in special for tag in pair}
+    return frozenset(token for name, token in special.items() if name not in tags)
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode a response without its silent tokens."""
+    silent = silent_tokens(tokenizer)
+    return str(tokenizer.decode([token for token in ids if token not in silent]))
 
 
 def chat_text(

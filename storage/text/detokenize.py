@@ -8,8 +8,10 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
+from headrace.data.tokenizer import silent_tokens
 from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32
 from storage.database.reader import read_config
@@ -25,16 +27,18 @@ class TextDecoder:
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
+        self._silent = silent_tokens(self._tokenizer)
 
     def text(self, token_ids: Int32) -> str:
-        """The response as text, without special tokens."""
-        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+        """The response as text, without silent tokens."""
+        return self.texts(token_ids, np.array([0, token_ids.size]))[0]
 
     def texts(self, token_ids: Int32, borders: Int64, *, special: bool = False) -> list[str]:
-        """Texts of the tokens from borders[i] to borders[i + 1], `special` ones included or not."""
-        ids = token_ids.tolist()
-        parts = [ids[first:end] for first, end in pairwise(borders.tolist())]
-        return self._tokenizer.decode_batch(parts, skip_special_tokens=not special)
+        """Texts of the tokens from borders[i] to borders[i + 1], with silent ones if `special`."""
+        ids, silent = token_ids.tolist(), frozenset[int]() if special else self._silent
+        parts = (ids[first:end] for first, end in pairwise(borders.tolist()))
+        said = [[token for token in part if token not in silent] for part in parts]
+        return self._tokenizer.decode_batch(said, skip_special_tokens=False)
 
     def pieces(self, token_ids: Int32) -> list[str]:
         """Each token as text of its own, special tokens included."""

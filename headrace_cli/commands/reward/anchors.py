@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.config.sections.run import RunConfig
+from headrace.data.tokenizer import decoded
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
 from headrace_cli.commands.checks.reward_check import policy_tokenizer
@@ -91,6 +93,7 @@ class AnchorSelection:
         pick."""
         self._config, self._count, self._by = config, count, by
         self._tokenizer = policy_tokenizer(config)
+        self._text = partial(decoded, self._tokenizer)
         self._judges = AnchorJudges(config, by)
         self.failures: list[str] = []
         """Prompts that have no anchor, in words."""
@@ -188,9 +191,6 @@ class AnchorSelection:
             "anchor_policy": self._config.model.path,
             "anchor_samples": len(answers),
         }
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def _digest(text: str) -> str:

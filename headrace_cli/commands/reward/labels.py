@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
+from headrace.data.tokenizer import decoded
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
 from headrace_cli.commands.checks.reward_check import check_reward, policy_tokenizer
@@ -149,7 +151,7 @@ class AnswerLabeler:
 
     def __init__(self, config: RunConfig, k: int, *, fenced: bool | None = None) -> None:
         self._config, self._k, self._fenced = config, k, fenced
-        self._tokenizer = policy_tokenizer(config)
+        self._text = partial(decoded, policy_tokenizer(config))
         self.failures: list[str] = []
         """Answers that could not be labelled, in words."""
         self.tokens = 0
@@ -263,9 +265,6 @@ class AnswerLabeler:
             num_tokens=len(ids),
             completion_ids=np.array(ids, np.int32) if with_ids else None,
         )
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

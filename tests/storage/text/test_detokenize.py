@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
 from tokenizers.models import WordLevel
 
+from headrace.data.tokenizer import decoded
 from storage.text.detokenize import BLANK, TextDecoder
 from tests.byte_tokenizer import EOS, train_tokenizer
 
@@ -38,3 +39,15 @@ def test_a_token_has_the_blanks_that_a_text_would_lose(tmp_path: Path) -> None:
     ids = np.array([2, 4, 1, 3, 5, 6, 99], np.int32)
     assert decoder.text(ids) == "Them\n     "
     assert decoder.pieces(ids) == [" The", "m", "\n", "    ", " ", "</s>", ""]
+
+
+def test_tags_stay_and_other_special_tokens_do_not(tmp_path: Path) -> None:
+    """Magistral's `[THINK]`, which formats and verifiers look for, is a special token."""
+    tokenizer = train_tokenizer(iter(["a few words"]), vocab_size=300, max_length=64)
+    added = ["[THINK]", "[/THINK]", "<s>", "</s>", "[IMG]", "[/END]"]
+    tokenizer.add_special_tokens({"additional_special_tokens": added})
+    tokenizer.save_pretrained(tmp_path)
+    decoder, said = TextDecoder(tmp_path / "tokenizer.json"), "[THINK]a few[/THINK] words"
+    ids = tokenizer(f"<s>{said}[IMG][/END]</s>{EOS}", add_special_tokens=False)["input_ids"]
+    assert decoded(tokenizer, ids) == said
+    assert decoder.text(np.array(ids, np.int32)) == said
