@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ from sqlalchemy import and_, select
 
 from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import Trajectory
-from storage.exports.chats import Chat, PromptChats, response_chats
+from storage.exports.chats import PromptChats, response_chats
 from storage.exports.pages import pages, wanted_where
 from storage.journal.responses import ResponseSelection, chunks_of
 from storage.journal.segment_index import SegmentIndex
@@ -27,26 +27,28 @@ _SEGMENT_INDEX = SegmentIndex()
 
 class GroupAnswer(NamedTuple):
     """An answer, of an episode its last turn, and the prompt, both as rewards read them, and the
-    verdict (None: not scored)."""
+    verdict (None: not scored). `group_id` "": a file does not say; `finished`: not cut."""
 
-    group_id: int
-    prompt: str | Chat
+    group_id: int | str
+    prompt: str | list[dict[str, Any]]
     text: str
     correct: bool | None
+    finished: bool = True
 
 
 def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
     """Scored answers of training groups, as they ended. UserError: there is no tokenizer."""
     t = Trajectory
     scored = and_(t.purpose == "train", t.last_offset.is_not(None), t.correct.is_not(None))
-    names = ("group_id", "prompt_id", "prompt", "correct")
+    names = ("group_id", "prompt_id", "prompt", "correct", "status")
     with open_run(run_dir).moment() as reader:
         decoder, chats = required_decoder(run_dir), PromptChats(reader, ("images",))
         for page in pages(reader, wanted_where(reader, scored), names):
             columns, said = (page.scalars[name] for name in names), response_chats(page, decoder)
-            for group, prompt, asked, right, (chat, own) in zip(*columns, said, strict=True):
+            for group, prompt, asked, ok, status, (chat, own) in zip(*columns, said, strict=True):
                 text = chat[own[-1]]["content"] if own else ""
-                yield GroupAnswer(group, chats.asked(prompt, asked), text, bool(right))
+                asked = chats.asked(prompt, asked)
+                yield GroupAnswer(group, asked, text, bool(ok), status == "finished")
 
 
 def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:

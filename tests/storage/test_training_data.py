@@ -281,6 +281,7 @@ def test_answers_for_a_reward_model_have_the_prompt_that_rewards_read(tmp_path: 
     run_dir = run_of(tmp_path, answers(20, *told), [framed, *others], [plain, *more])
     rows = list(group_answers(run_dir))
     assert {type(row.correct) for row in rows} == {bool}, "pairs go by `is`, and SQLite has 0 and 1"
+    assert [row.finished for row in rows] == [True, False] * 3
     found = [(row.prompt, row.text, row.correct) for row in rows]
     verdicts = [(WORDS[4], True), (WORDS[5], False)]
     prompts = ("20 + 1 =", CHAT, [{"role": "user", "content": "2 + 2"}])

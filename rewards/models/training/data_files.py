@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt, Tools, split_lines
 from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
+from storage.queries import GroupAnswer
 from tasks.datasets.answers import COMPLETION_KEYS as RESPONSES
 from tasks.datasets.answers import text_of
 from tasks.datasets.conversations import read_prompt
@@ -27,15 +28,6 @@ from tasks.rows import prompt_text
 LINES = ("lines", "steps", "completions")
 CHATS = ("messages", "conversations")
 LABELS = (1.0, 0.0, -1.0)
-
-
-class GroupAnswer(NamedTuple):
-    """An answer of a `group` (empty: its prompt's); `correct` None: it makes no pair."""
-
-    group: str
-    prompt: Prompt
-    text: str
-    correct: bool | None
 
 
 def rows(path: str, limit: int | None = None) -> list[tuple[str, str, Record]]:
@@ -116,7 +108,8 @@ def read_answer(where: str, record: Record) -> GroupAnswer:
     correct = record.get("correct")
     if correct is not None and not isinstance(correct, bool):
         raise UserError(f"{where}: correct is {str(correct)[:40]!r}, and should be true or false")
-    return GroupAnswer(str(record.get("group_id", "")), _given_prompt(record, where), text, correct)
+    group, cut = str(record.get("group_id", "")), record.get("status") == "truncated"
+    return GroupAnswer(group, _given_prompt(record, where), text, correct, not cut)
 
 
 def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
@@ -199,9 +192,9 @@ def _is_number(value: Any) -> bool:
 
 def pairs_of(answers: Iterable[GroupAnswer], *, per_group: int) -> list[PreferencePair]:
     """At most `per_group` pairs of each group that has right and wrong answers, in order."""
-    groups: dict[tuple[str, str], list[GroupAnswer]] = {}
+    groups: dict[tuple[int | str, str], list[GroupAnswer]] = {}
     for answer in answers:
-        groups.setdefault((answer.group, prompt_text(answer.prompt)), []).append(answer)
+        groups.setdefault((answer.group_id, prompt_text(answer.prompt)), []).append(answer)
     return [pair for members in groups.values() for pair in _pairs(members, per_group)]
 
 
@@ -212,10 +205,12 @@ def _pairs(members: Sequence[GroupAnswer], per_group: int) -> list[PreferencePai
         return []
     count = max(len(right), len(wrong))
     matched = zip(islice(cycle(right), count), islice(cycle(wrong), count), strict=True)
-    prompt, group = members[0].prompt, members[0].group
+    prompt, group = members[0].prompt, members[0].group_id
+    where = f"group {group}" if group != "" else ""
+    cut = {member.text for member in members if not member.finished}
     return [
-        PreferencePair(prompt, chosen, rejected, where=f"group {group}" if group else "")
-        for chosen, rejected in islice(matched, per_group)
+        PreferencePair(prompt, *pair, where=where, cut=(pair[0] in cut, pair[1] in cut))
+        for pair in islice(matched, per_group)
     ]
 
 

@@ -39,7 +39,8 @@ class PreferencePair:
     Attributes:
         margin: by how much more than `rejected` it should score, in nats of the odds. rule: what
         makes an answer better; None: the recipe's rule. where: file and row, or what else it was
-        made of. folder: what paths of images are relative to.
+        made of. folder: what paths of images are relative to. cut: whether chosen, rejected met the
+        length limit.
     """
 
     prompt: Prompt
@@ -49,6 +50,7 @@ class PreferencePair:
     rule: str | None = None
     where: str = ""
     folder: str = ""
+    cut: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True)

@@ -128,16 +128,15 @@ class BradleyTerryObjective:
     is_scalar = True
 
     def __init__(self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None) -> None:
-        self._tokenizer, self._mode, self._images = tokenizer, mode, images
+        self._encode = partial(encode, tokenizer, mode=mode, images=images)
 
     def unit(self, example: PreferencePair, *, training: bool) -> LossUnit:
         """The chosen answer, then the rejected one."""
-        rows = tuple(self._row(example, text) for text in (example.chosen, example.rejected))
-        return LossUnit(rows, (example.margin,))
-
-    def _row(self, example: PreferencePair, text: str) -> UnitRow:
-        found = encode(self._tokenizer, example.prompt, text, self._mode, images=self._images)
-        return UnitRow(found.ids, [len(found.ids) - 1], [0], found.media)
+        rows = list[UnitRow]()
+        for text, cut in zip((example.chosen, example.rejected), example.cut, strict=True):
+            found = self._encode(example.prompt, text, ended=not cut)
+            rows.append(UnitRow(found.ids, [len(found.ids) - 1], [0], found.media))
+        return LossUnit(tuple(rows), (example.margin,))
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed -log sigma(chosen - rejected - margin)."""

@@ -18,7 +18,7 @@ from headrace.config.sections.reward_model import (
 from headrace.errors import UserError
 from headrace.run_files.run_folder import find_run
 from rewards.models.training import data_files, synthetic_errors
-from rewards.models.training.data_files import GroupAnswer, pairs_of
+from rewards.models.training.data_files import pairs_of
 from rewards.models.training.examples import (
     Demonstration,
     Examples,
@@ -136,10 +136,7 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
     from storage.queries import group_answers
 
     run_dir = find_run(root, data.run)
-    answers = (
-        GroupAnswer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir)
-    )
-    pairs = pairs_of(answers, per_group=data.pairs_per_group)
+    pairs = pairs_of(group_answers(run_dir), per_group=data.pairs_per_group)
     if not pairs:
         raise UserError(
             f"{run_dir.name} makes no pairs: none of its groups has right and wrong answers; "

@@ -9,7 +9,6 @@ import pytest
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt
 from rewards.models.training.data_files import (
-    GroupAnswer,
     pairs_of,
     read_answer,
     read_labelled,
@@ -17,6 +16,9 @@ from rewards.models.training.data_files import (
     rows,
 )
 from rewards.models.training.examples import PreferencePair, split
+from rewards.models.training.objectives import BradleyTerryObjective
+from storage.queries import GroupAnswer
+from tasks.procedural.character_tokenizer import build_tokenizer
 from tasks.rows import question_of
 
 CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
@@ -102,6 +104,16 @@ def test_answers_of_a_run_make_pairs_within_their_group() -> None:
         ("right", "worse"),
     ]
     assert len(pairs_of(answers, per_group=1)) == 1
+
+
+def test_an_answer_that_met_the_length_limit_is_learned_without_an_end() -> None:
+    """A run scores it as it is: with no end token."""
+    row = {"prompt": "p", "response": "t", "correct": False, "group_id": 4, "status": "truncated"}
+    (pair,) = pairs_of([read_answer("", row), GroupAnswer("4", "p", "right", True)], per_group=1)
+    assert pair.cut == (False, True)
+    tokenizer = build_tokenizer("right p")
+    unit = BradleyTerryObjective(tokenizer, "never").unit(pair, training=True)
+    assert [row.ids[-1] == tokenizer.eos_token_id for row in unit.rows] == [True, False]
 
 
 def test_a_prompt_is_on_one_side() -> None:
