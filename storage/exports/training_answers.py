@@ -40,6 +40,7 @@ _NATIVE_PAIR = [
     field("chosen_id", pa.int64(), "trajectory_id of the best answer"),
     field("rejected_id", pa.int64(), "trajectory_id of the worst answer"),
     scalar_field("prompt", repeated=False),
+    field("prompt_messages", CHAT, "the prompt as rewards read it, if that is a chat"),
     field("chosen", pa.string(), "the best answer of the group"),
     field("rejected", pa.string(), "the worst answer of the group"),
     field("chosen_reward", pa.float64(), "reward of the best answer"),
@@ -202,6 +203,7 @@ class PreferenceRows:
     def _row(self, best: Answer, worst: Answer) -> dict[str, Any]:
         scalars = best.scalars
         chat = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
+        asked = self._chats.asked(scalars["prompt_id"], scalars["prompt"])
         first = min(best.own, default=0)
         if worst.chat[:first] != best.chat[:first]:
             first = 0
@@ -209,6 +211,7 @@ class PreferenceRows:
             **scalars,
             **self._chats.beside(scalars),
             "prompt": [*chat, *best.chat[:first]] if self._as_chat else scalars["prompt"],
+            "prompt_messages": asked if isinstance(asked, list) else None,
             "chosen": best.chat[first:] if self._as_chat else best.text,
             "rejected": worst.chat[first:] if self._as_chat else worst.text,
             "chosen_id": scalars["trajectory_id"],

@@ -20,6 +20,7 @@ from headrace.protocol.records.record_types import Record, RewardArrived, Trajec
 from headrace.protocol.token_spans import EnvironmentStep, MediaRun, Piece, Streams
 from headrace.run_files.run_folder import MEDIA
 from learner.run import TORCHRUN
+from rewards.models.training.data_files import read_pair
 from storage.database.reader import open_run
 from storage.exports import export
 from storage.exports.training_answers import SftRows
@@ -99,6 +100,16 @@ def test_preferences_are_the_best_and_the_worst_of_a_group(tmp_path: Path) -> No
     first = next(row for row in rows if row["group_id"] == 10)
     assert (first["chosen"], first["rejected"]) == (WORDS[5], WORDS[6])
     assert (first["prompt"], first["answer"]) == ("10 + 1 =", "11")
+
+
+def test_a_reward_model_reads_the_chat_of_a_native_pair(tmp_path: Path) -> None:
+    """Its own template frames it: what the policy saw would be framed twice."""
+    told: list[Told] = [(4, "finished", 1.0, True), (5, "finished", 0.0, False)]
+    issued, *others = answers(21, *told, chat=True)
+    framed = msgspec.structs.replace(issued, prompt="<u>1 + 1<a>")
+    (row,) = exported(run_of(tmp_path, [framed, *others]), "preferences")
+    assert row["prompt"] == "<u>1 + 1<a>"
+    assert read_pair("", row).prompt == CHAT
 
 
 def test_right_answers_come_once(tmp_path: Path) -> None:

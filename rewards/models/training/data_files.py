@@ -137,7 +137,8 @@ def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
 
 
 def _prompt(record: Record, where: str) -> Prompt | None:
-    found = next(filter(None, (look_up(record, name) for name in PROMPT_KEYS)), None)
+    names = ("prompt_messages", *PROMPT_KEYS)  # the former of a run's preferences
+    found = next(filter(None, (look_up(record, name) for name in names)), None)
     return None if found is None else read_prompt(found, images_of(record), where)
 
 
