@@ -26,6 +26,8 @@ ANSWER_KEYS = (
     "answer", "ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth",
     "final_answer", "expected_answer", "solution", "solutions", "label",
 )  # fmt: skip
+MAX_ID = 500
+"""Characters of an id that is kept; PostgreSQL indexes at most 2,700 bytes of a text."""
 TURNS = "conversations"
 """Turns of a conversation; the last may hold the answer instead of a text (ORZ)."""
 IMAGES, IMAGE = "images", "image"
@@ -87,17 +89,18 @@ def make_row(
     number: int,
 ) -> TaskRow:
     """One record as a `TaskRow`. Without `answer_keys` its answer is empty; an id is made of file
-    and number where the record has none."""
+    and number where the record has none of at most MAX_ID characters."""
     where = f"{file}, row {number}"
     record = _with_answer(record)
     prompt_key, prompt = _first(record, prompt_keys, "prompt", where)
     answer = _first(record, answer_keys, "answer", where)[1] if answer_keys else ""
     identity = record.get("id")
+    keeps = identity is not None and len(str(identity)) <= MAX_ID
     read = read_prompt(prompt, images_of(record), where)
     check_characters(f"{prompt_text(read)}{as_text(answer)}{identity}", where)
     hidden = (prompt_key, "id", *image_columns(read))
     return TaskRow(
-        id=f"{file.name}:{number}" if identity is None else str(identity),
+        id=str(identity) if keeps else f"{file.name}:{number}",
         prompt=read,
         answer=as_text(answer),
         info={key: value for key, value in record.items() if key not in hidden},

@@ -210,6 +210,13 @@ def test_bad_templates(tmp_path: Path, template: str) -> None:
         read_dataset(path, prompt_template=template)
 
 
+def test_an_id_that_no_index_takes_is_the_place_of_its_row(tmp_path: Path) -> None:
+    """PostgreSQL refuses to index a text of 2,700 bytes, and SQL would stay behind the journal."""
+    rows = [GSM8K_ROW | {"id": name} for name in ("é" * 500, "é" * 501)]
+    found = read_dataset(write_jsonl(tmp_path / "a.jsonl", rows))
+    assert [row.id for row in found] == ["é" * 500, "a.jsonl:2"]
+
+
 @pytest.mark.parametrize("column", ["prompt", "answer", "id"])
 def test_half_a_character_is_told_with_its_row(tmp_path: Path, column: str) -> None:
     path = tmp_path / "a.jsonl"
