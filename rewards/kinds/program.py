@@ -24,6 +24,7 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.results import Verdict
 from rewards.kinds.contest import ContestResult, function_program, read_contest, run_contest
 from rewards.verifier import Verifier
@@ -83,7 +84,13 @@ def build(options: Options) -> Verifier:
         columns = {"answer": item.answer, **json.loads(item.info)}
         contest = read_contest(columns, most=options.max_tests)
         if contest is None:
-            return _verdict(run(program_of(item.prompt, item.text, columns)), options)
+            program = program_of(item.prompt, item.text, columns)
+            result = run(program)
+            assert program.checks is not None
+            lacks = not result.passed and result.errors[0].startswith("ModuleNotFoundError")
+            if lacks and result.errors[0] in run(Program(program.checks.setup)).stderr:
+                raise InvalidRewardError(f"the row's tests cannot run: {result.errors[0]}")
+            return _verdict(result, options)
         code = code_of(item.text, contest.function, contest.function and "Solution")
         if contest.function is not None:
             return _verdict(run(function_program(code, contest, _defines)), options)

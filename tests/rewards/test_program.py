@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.arguments import InvalidRewardError
 from rewards.kinds.program import Options, build, builtin_names, code_of, program_of, prompt_code
 from rewards.verifier import Verifier
 
@@ -94,6 +95,22 @@ def test_right_is_what_passes_every_test(
     verdict = verifiers["whole"](item(text, columns))
     assert verdict.correct is right
     assert verdict.reward == float(right)
+
+
+def test_tests_whose_imports_are_missing_are_an_error_of_their_scoring(
+    verifiers: dict[str, Verifier],
+) -> None:
+    """Else every program is wrong, and nobody hears why."""
+    head, guarded = "import numpy as np\n", "try:\n    import numpy\nexcept ImportError:\n    pass"
+    broken: tuple[dict[str, Any], ...] = (
+        {**CONTINUED, "test": head + TEST},
+        {**LISTED, "test_imports": [head]},
+    )
+    for text, columns in zip((COMPLETION, TREE), broken, strict=True):
+        with pytest.raises(InvalidRewardError, match="tests cannot run: .*No module named .numpy"):
+            verifiers["whole"](item(text, columns))
+    wrong = item("```python\nimport numpy\n```", {**LISTED, "test_imports": [guarded]})
+    assert not verifiers["whole"](wrong).correct
 
 
 def test_the_share_of_tests_can_be_paid(verifiers: dict[str, Verifier]) -> None:
