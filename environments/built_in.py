@@ -4,11 +4,17 @@ import asyncio
 import json
 import os
 import re
+import signal
 from collections.abc import Mapping, Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
+from headrace.host.process_reaper import ProcessReaper, signal_groups
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
+
+_reaper = cache(ProcessReaper)
+"""It ends programs of agents, and what these have started, when this process is gone."""
 
 
 class Calculator:
@@ -143,14 +149,15 @@ async def command(
     told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
     process = await asyncio.create_subprocess_exec(
         *run, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **told},
+        env={**os.environ, **told}, start_new_session=True,
     )  # fmt: skip
+    _reaper().register(process.pid)
     try:
         said, _ = await process.communicate(json.dumps(row).encode())
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        signal_groups({process.pid}, signal.SIGKILL)
+        _reaper().unregister(process.pid)
+        await process.wait()
     if process.returncode:
         raise RuntimeError(f"{run[0]} ended with exit code {process.returncode}")
     try:

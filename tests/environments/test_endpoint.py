@@ -19,6 +19,7 @@ from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
 from tests.environments.peers import PEERS, python_with
+from tests.rewards.worker.test_pool import gone
 
 FILE = str(Path(__file__).parent / "agents.py")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
@@ -32,6 +33,15 @@ said = client.chat.completions.create(
     model="policy", messages=[{"role": "user", "content": row["prompt"]}]
 ).choices[0].message.content
 print(json.dumps({"reward": float(said == row["answer"])}))
+"""
+STARTER = """
+import json, os, subprocess, sys, time
+
+name = f"{sys.argv[1]}/{json.load(sys.stdin)['prompt']}"
+with open(f"{name}.new", "w") as file:
+    print(subprocess.Popen(["sleep", "600"]).pid, file=file)
+os.rename(f"{name}.new", name)
+time.sleep(600)
 """
 
 
@@ -381,6 +391,23 @@ def test_a_program_may_be_an_agent(tmp_path: Path) -> None:
             assert (ended.step.done, ended.step.reward) == (True, reward)
 
     play("command", story, run=[sys.executable, str(path)])
+
+
+def test_what_a_program_has_started_ends_with_its_episode(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(STARTER)
+
+    async def story(pool: AgentPool) -> None:
+        asks = [asyncio.create_task(Episode(pool, key, str(key)).ask()) for key in range(2)]
+        async with asyncio.timeout(60):
+            while not all((tmp_path / name).exists() for name in "01"):
+                await asyncio.sleep(0.01)
+        pool.end([0])
+        assert (await asks[0]).status == "lost"
+        await gone(int((tmp_path / "0").read_text()))
+
+    play("command", story, run=[sys.executable, str(path), str(tmp_path)])
+    asyncio.run(gone(int((tmp_path / "1").read_text())))
 
 
 def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
