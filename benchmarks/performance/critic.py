@@ -135,7 +135,7 @@ async def answers_of(
                 num_tokens=len(whole),
                 info=json.dumps(row.info, default=str),
                 messages=json.dumps(row.prompt) if chat else "",
-                source=config.reward.route_of(config.task.kind, lambda: row.info) or "",
+                source=config.source_of(lambda: row.info) or "",
             )
             score = await desk.score(item)
             if score.status != "ok":

@@ -370,7 +370,7 @@ class CriticPrompts:
         `prompt`; None without an anchor."""
         if not self._files and not self._columns:
             return None
-        source = self._config.reward.route_of(self._config.task.kind, lambda: row.info)
+        source = self._config.source_of(lambda: row.info)
         text = row.info.get(self._columns.get(source or "", ""))
         if source in self._files:
             found = self._files[source].get(prompt)

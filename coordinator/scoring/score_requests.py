@@ -71,7 +71,7 @@ class Scoring:
     def source_of(self, group: GroupIssued) -> str:
         """Return the reward source of a prompt; UserError where the route leads nowhere."""
         config = self._hub.config
-        found = config.reward.route_of(config.task.kind, lambda: json.loads(group.info))
+        found = config.source_of(lambda: json.loads(group.info))
         if found is None:
             raise UserError(f"reward.route leaves prompt {group.prompt_id} without a source")
         return found

@@ -1,5 +1,8 @@
 """The root of a run's configuration, and the checks across sections."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from pydantic import Field
 
 from headrace.config.sections.algorithm import AlgorithmConfig
@@ -19,7 +22,7 @@ from headrace.config.sections.process import (
 )
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.schedule import ScheduleConfig
-from headrace.config.sections.task import TaskConfig
+from headrace.config.sections.task import TaskConfig, members
 
 
 class RunConfig(StrictModel):
@@ -82,6 +85,11 @@ class RunConfig(StrictModel):
     def is_scored(self) -> bool:
         """Return whether reward workers score answers: not where an environment alone pays."""
         return self.environment is None or self.environment.scored
+
+    def source_of(self, columns: Callable[[], Mapping[str, Any]]) -> str | None:
+        """Return the source of a row with these columns; in a mixture one says its domain."""
+        domain = str(columns().get("domain", "")) if self.reward.route.tasks else ""
+        return self.reward.route_of(members(self.task).get(domain, self.task).kind, columns)
 
     @property
     def window(self) -> int:

@@ -89,7 +89,7 @@ def _kl_of_prompt(config: RunConfig) -> KlOfPrompt:
 
     @lru_cache(maxsize=1024)
     def kl_of_prompt(info: str) -> float | None:
-        source = config.reward.route_of(config.task.kind, lambda: json.loads(info))
+        source = config.source_of(lambda: json.loads(info))
         return None if source is None else own.get(source)
 
     return kl_of_prompt

@@ -6,12 +6,14 @@ knows how far a run will get: a prompt that lacks its anchor later gives an `inv
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.config.preflight.checks import check_tokens
 from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import members
 from headrace.data.anchors import read_anchors
 from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError, first_line
@@ -39,26 +41,23 @@ def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
 def check_route(config: RunConfig) -> None:
     """UserError where the route leaves a prompt of the task without a source."""
     reward, task = config.reward, config.task
-    if not reward.sources or reward.route_of(task.kind, dict) is not None:
+    routed = [config.source_of(partial(dict, domain=name)) for name in members(task)]
+    if not reward.sources or all(routed):
         return
     column = reward.route.column
     if column is None:
-        raise UserError(
-            "reward.route leaves every prompt without a source: name one in reward.route.default"
-        )
+        left = "prompts" if any(routed) else "every prompt"
+        text = f"reward.route leaves {left} without a source: name one in reward.route.default"
+        raise UserError(text)
     from tasks.datasets.source import every_row
 
     for row in every_row(task):
-        if _source_of(config, row) is None:
+        if config.source_of(partial(dict, row.info)) is None:
             raise UserError(
                 f"reward.route leaves row {row.id} without a source: its {column!r} is "
                 f"{str(row.info.get(column))[:80]!r}; name one in reward.route.values or "
                 "reward.route.default"
             )
-
-
-def _source_of(config: RunConfig, row: Any) -> str | None:
-    return config.reward.route_of(config.task.kind, lambda: row.info)
 
 
 def policy_tokenizer(config: RunConfig) -> Any:
@@ -93,7 +92,7 @@ def _scores(config: RunConfig, name: str, row: Any) -> bool:
     """Return whether a source scores the answers to a row, for training or for the audit."""
     reward = config.reward
     audits = reward.audit is not None and reward.audit.source == name
-    return audits or _source_of(config, row) == name
+    return audits or config.source_of(lambda: row.info) == name
 
 
 def _check_source(config: RunConfig, source: SourceConfig, key: str, rows: list[Any]) -> None:

@@ -228,7 +228,7 @@ class AnchorJudges:
         if by is not None and by not in each:
             known = ", ".join(sorted(each))
             raise UserError(f"--by {by}: there is no such source of rewards (there are {known})")
-        self._by, self._reward, self._task = by, reward, config.task
+        self._by, self._config = by, config
         used = {by: each[by]} if by is not None else each
         for name, source in used.items():
             if source.unit == "group":
@@ -249,7 +249,7 @@ class AnchorJudges:
 
     def source_of(self, row: Any) -> str:
         """The source that picks for a row of the task."""
-        name = self._by or self._reward.route_of(self._task.kind, lambda: row.info)
+        name = self._by or self._config.source_of(lambda: row.info)
         if name is None:
             raise UserError(f"reward.route leaves row {row.id} without a source")
         return name

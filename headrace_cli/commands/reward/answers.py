@@ -63,7 +63,7 @@ def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) 
     def item_of(place: int, row: Any) -> ScoreItem:
         asked = stored(place, row)
         prompt = text_of(place, asked)
-        source = config.reward.route_of(config.task.kind, lambda: row.info)
+        source = config.source_of(lambda: row.info)
         if source is None:
             raise UserError(f"reward.route leaves answer {place} without a source")
         return ScoreItem(

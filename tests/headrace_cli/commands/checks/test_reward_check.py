@@ -1,6 +1,7 @@
 """Every prompt of a task has a source of rewards before anything starts."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_a_dataset_that_holds_out_no_row_is_told(
     assert capsys.readouterr().err.startswith("no row is held out")
     check_data(load_recipe(recipe))
     assert capsys.readouterr().err == ""
+def test_a_route_by_tasks_takes_those_of_a_mixture(recipe: Path) -> None:
+    mixed = 'task={kind="mixture",datasets={one={kind="chain_sums"},other={kind="tracking"}}}'
+    whole = 'reward.route={tasks={chain_sums="a",tracking="b"}}'
+    config = load_recipe(recipe, [mixed, SOURCES, whole])
+    check_route(config)
+    found = [config.source_of(partial(dict, domain=name)) for name in ("one", "other")]
+    assert found == ["a", "b"]
+    part = load_recipe(recipe, [mixed, SOURCES, 'reward.route={tasks={tracking="b"}}'])
+    with pytest.raises(UserError, match="leaves prompts without a source"):
+        check_route(part)
 
 
 def test_a_hole_and_an_unknown_source_are_one_line_and_exit_code_2(
