@@ -152,11 +152,12 @@ def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
 
     Those that the reference solution defines; without one, what tests of no foreign name call
     first."""
-    defined = [name for name in dir(builtins) if reference and _defines(reference, name)]
+    called = list(map(_calls, tests))
     if reference or foreign_names(tests):
-        return [name for name in defined if any(_calls(test, name) for test in tests)]
-    first = {name for test in tests for name in dir(builtins) if _calls(test, name, first=True)}
-    return sorted(first)
+        named = {name for names in called for name in names if _defines(reference, name)}
+    else:
+        named = {name for names in called for name in names[:1]}
+    return sorted(named & set(dir(builtins)))
 
 
 def code_of(text: str, *entries: str | None) -> str:
@@ -193,14 +194,11 @@ def _defines(code: str, name: str) -> bool:
     return any(isinstance(node, kinds) and node.name == name for node in tree.body)
 
 
-def _calls(test: str, name: str, *, first: bool = False) -> bool:
-    """Return whether a test calls a function of this name, or calls it `first`."""
+def _calls(test: str) -> list[str]:
+    """Return the names of what a test calls, in order; "" for what has none."""
     calls = [node for node in nodes_of([test]) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.lineno, call.col_offset))
-    return any(
-        isinstance(call.func, ast.Name) and call.func.id == name
-        for call in (calls[:1] if first else calls)
-    )
+    return [call.func.id if isinstance(call.func, ast.Name) else "" for call in calls]
 
 
 def _texts(value: Any) -> list[str]:
