@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 
 GENERIC_CLASS = "TokenizersBackend"
 """The class of a tokenizer that its `tokenizer.json` describes completely."""
@@ -29,15 +29,18 @@ To call one, write its name and arguments as JSON:
 The results follow, and then you go on."""
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder or hub name. OSError or ValueError where there is none."""
-    if describes_itself(Path(path)):
-        from transformers import PreTrainedTokenizerFast
+def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "model.path") -> Any:
+    """The tokenizer of a folder or hub name; UserError, which names the `key`, without one."""
+    try:
+        if describes_itself(Path(path)):
+            from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(path)
-    from transformers import AutoTokenizer
+            return PreTrainedTokenizerFast.from_pretrained(path)
+        from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key} = {path!r}: no tokenizer: {first_line(error)}") from error
 
 
 def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.config.sections.model import JudgeConfig
 from headrace.data.tokenizer import load_tokenizer
-from headrace.errors import UserError, first_line
+from headrace.errors import UserError
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, template_of
 from rewards.judging.readings import JudgeReply, spelled
@@ -133,11 +133,8 @@ def check_tokenizer(options: Options, judge: JudgeConfig) -> None:
 
     UserError where its words for yes and no are several tokens, or it cannot be asked by chat."""
     name = str(options.judge)
-    try:
-        tokenizer = load_tokenizer(judge.path, trust_remote_code=judge.trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise UserError(f"reward.judges.{name}.path: no tokenizer: {reason}") from error
+    trust, key = judge.trust_remote_code, f"reward.judges.{name}.path"
+    tokenizer = load_tokenizer(judge.path, trust_remote_code=trust, key=key)
     if options.api == "chat" and not (tokenizer.chat_template or judge.chat_template):
         raise UserError(
             f"the judge {name!r} has no chat template: ask it with the option "

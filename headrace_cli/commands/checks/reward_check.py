@@ -16,7 +16,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import members
 from headrace.data.anchors import read_anchors
 from headrace.data.tokenizer import load_tokenizer
-from headrace.errors import UserError, first_line
+from headrace.errors import UserError
 
 
 def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
@@ -62,11 +62,7 @@ def check_route(config: RunConfig) -> None:
 
 def policy_tokenizer(config: RunConfig) -> Any:
     """The policy's tokenizer; UserError where there is none."""
-    try:
-        return load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        line = f"model.path = {config.model.path!r}: no tokenizer: {first_line(error)}"
-        raise UserError(line) from error
+    return load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
 
 
 def check_anchors(config: RunConfig) -> None:

@@ -120,15 +120,6 @@ class RewardModel:
         write_card(folder, card_of(self._config, self.tokenizer, run_id, chat))
 
 
-def load_tokenizer(config: RewardModelConfig) -> Any:
-    """The tokenizer of the model that is started from; UserError where there is none."""
-    path = config.model.path
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path = {path!r} has no tokenizer: {first_line(error)}") from error
-
-
 def positions_of(config: RewardModelConfig) -> int | None:
     """Maximum number of tokens per sequence of the model; None: unspecified."""
     try:

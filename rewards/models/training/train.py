@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from headrace.config.sections.reward_model import RankerConfig, RewardModelConfig
 from headrace.data.image_processor import sees_images
+from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import RunFailedError, UserError, first_line
 from headrace.run_files.reward_model_run import (
     BEST,
@@ -43,7 +44,7 @@ from rewards.models.encoding import PromptImages
 from rewards.models.packing import LossUnit, UnitPack, packs_of
 from rewards.models.training.examples import ExampleImages, Examples
 from rewards.models.training.metrics import flat
-from rewards.models.training.model import HF, STATE, RewardModel, load_tokenizer, positions_of
+from rewards.models.training.model import HF, STATE, RewardModel, positions_of
 from rewards.models.training.objectives import Objective, build_objective
 from rewards.models.training.report import write_report
 from rewards.models.training.sources import read_examples
@@ -299,7 +300,8 @@ class PackedTraining:
 
     def __init__(self, config: RewardModelConfig, resumed: Path | None) -> None:
         """UserError where examples or model cannot be had."""
-        tokenizer = load_tokenizer(config)
+        trust = config.model.trust_remote_code
+        tokenizer = load_tokenizer(config.model.path, trust_remote_code=trust)
         examples, images = read_examples(config), None
         read_image: Callable[[str], bytes] | None = None
         if sees_images(config.model.path):

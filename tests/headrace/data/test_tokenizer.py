@@ -11,6 +11,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.data.tokenizer import GENERIC_CLASS, describes_itself, load_tokenizer, vocabulary_size
+from headrace.errors import UserError
 from headrace.host.install import ROOT
 
 # No policy is an encoder, and one that reads images needs the classes of its family anyway.
@@ -88,5 +89,5 @@ def test_a_folder_that_lacks_a_part_or_has_a_damaged_one(name: str, tmp_path: Pa
 
 
 def test_where_there_is_none() -> None:
-    with pytest.raises((OSError, ValueError)):
+    with pytest.raises(UserError, match=r"^model\.path = .*: no tokenizer: "):
         load_tokenizer(str(ROOT / "docs"))

@@ -11,13 +11,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.config.loading.recipe import load_reward_model
 from headrace.config.sections.reward_model import RewardModelConfig, TaskDataConfig
+from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
 from headrace.run_files.reward_model_run import EvaluationLine, read_lines
 from headrace_cli.cli import main
 from rewards.models.training import synthetic_errors
 from rewards.models.training.data_files import read_demonstration
 from rewards.models.training.examples import Demonstration, split
-from rewards.models.training.model import RewardModel, load_tokenizer
+from rewards.models.training.model import RewardModel
 from rewards.models.training.train import PackedTraining
 from storage import queries
 from tasks.procedural.chain_sums import CHAIN_SUMS
@@ -202,7 +203,8 @@ def test_random_weights_in_bfloat16_keep_frequencies_of_positions(tmp_path: Path
     """As they have where they are loaded again. A rounded frequency is a radian off within a
     thousand tokens."""
     config = recipe(tmp_path, "engine.precision=bfloat16")
-    model = RewardModel(config, load_tokenizer(config), is_scalar=False, steps=1).pretrained
+    tokenizer = load_tokenizer(config.model.path)
+    model = RewardModel(config, tokenizer, is_scalar=False, steps=1).pretrained
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     assert {frequencies.dtype for frequencies in model.buffers()} == {torch.float32}
 
