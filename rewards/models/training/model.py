@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
+from generators.engines.model_files import read_config
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.reward_model import RewardModelConfig, TrainingConfig
-from headrace.errors import UserError, first_line
+from headrace.errors import UserError
 from headrace.host.hardware import free_port, has_bfloat16
 from learner.device import choose_device
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
@@ -72,7 +73,7 @@ class RewardModel:
         self.pretrained: PreTrainedModel
         if config.training.from_scratch and resumed is None:
             trust = models.trust_remote_code
-            shape = AutoConfig.from_pretrained(models.path, trust_remote_code=trust)
+            shape = read_config(models.path, trust_remote_code=trust)
             kind = (critic_class if is_scalar else policy_class)(shape)
             made = random_model(kind, shape, trust_remote_code=trust)
             self.pretrained = made.to(self.device)  # its engine casts weights, not frequencies
@@ -122,13 +123,8 @@ class RewardModel:
 
 def positions_of(config: RewardModelConfig) -> int | None:
     """Maximum number of tokens per sequence of the model; None: unspecified."""
-    try:
-        shape = AutoConfig.from_pretrained(
-            config.model.path, trust_remote_code=config.model.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        path, line = config.model.path, first_line(error)
-        raise UserError(f"cannot load the model {path}: {line}") from error
+    model = config.model
+    shape = read_config(model.path, trust_remote_code=model.trust_remote_code)
     found = getattr(shape.get_text_config(), "max_position_embeddings", None)
     return None if found is None else int(found)
 
