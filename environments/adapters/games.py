@@ -7,6 +7,7 @@ random generator: each finds it as it left it.
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -48,11 +49,8 @@ def gymnasium(*, calls: CallFormat, id: str, **options: Any) -> Callable[[], Any
     """Args:
     id: as `gymnasium.make` takes it, or `FILE.py:THING`. options: of either.
     """
-    if ".py:" in id:
-        make = thing_of(id)
-        return lambda: Gymnasium(make(**options))
-    made = import_module("gymnasium").make
-    return lambda: Gymnasium(made(id, **options))
+    make = thing_of(id) if ".py:" in id else partial(import_module("gymnasium").make, id)
+    return lambda: Gymnasium(make(**options))
 
 
 class TextArena:
