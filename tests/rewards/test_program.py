@@ -107,7 +107,7 @@ def test_tests_whose_imports_are_missing_are_an_error_of_their_scoring(
         {**LISTED, "test_imports": [head]},
     )
     for text, columns in zip((COMPLETION, TREE), broken, strict=True):
-        with pytest.raises(InvalidRewardError, match="tests cannot run: .*No module named .numpy"):
+        with pytest.raises(InvalidRewardError, match=r"tests cannot run: .*No module named .numpy"):
             verifiers["whole"](item(text, columns))
     wrong = item("```python\nimport numpy\n```", {**LISTED, "test_imports": [guarded]})
     assert not verifiers["whole"](wrong).correct

@@ -94,7 +94,9 @@ def test_a_home_that_takes_no_folder_is_one_line(tmp_path: Path) -> None:
     with mock.patch.dict(os.environ, {"HOME": str(tmp_path / "home")}):
         for name in ("HEADRACE_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
             os.environ.pop(name, None)
-        with pytest.raises(UserError, match="home/.cache/headrace cannot be made .*HEADRACE_CACHE"):
+        with pytest.raises(
+            UserError, match=r"home/.cache/headrace cannot be made .*HEADRACE_CACHE"
+        ):
             prepare_environment(VllmSettings("m", 32, ()))
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
         prepare_environment(VllmSettings("m", 32, ()))

@@ -62,6 +62,8 @@ def test_a_dataset_that_holds_out_no_row_is_told(
     assert capsys.readouterr().err.startswith("no row is held out")
     check_data(load_recipe(recipe))
     assert capsys.readouterr().err == ""
+
+
 def test_a_route_by_tasks_takes_those_of_a_mixture(recipe: Path) -> None:
     mixed = 'task={kind="mixture",datasets={one={kind="chain_sums"},other={kind="tracking"}}}'
     whole = 'reward.route={tasks={chain_sums="a",tracking="b"}}'

@@ -145,7 +145,9 @@ def test_a_sink_that_fails_is_one_line_and_misses_nothing(
     assert target.told == whole
     assert waits == [1.0, 2.0, 1.0]
     assert target.opened == target.closed == 4
-    failed = "sink: ConnectionError: no route (test_sink.py, line 104); tries again, the run is not "
+    failed = (
+        "sink: ConnectionError: no route (test_sink.py, line 104); tries again, the run is not "
+    )
     once = [f"{failed}held up", "sink: goes on"]
     assert capsys.readouterr().err.splitlines() == [*once, *once]
 
