@@ -145,7 +145,7 @@ class AgentSession:
             branch.key = key
         self.branches += map(HistoryBranch, keys[len(self.branches) - 1 :])
 
-    def move(self) -> None:
+    def move(self, _ended: object = None) -> None:
         """Wake all that wait for a change of the session."""
         self._moved.set()
 
@@ -249,6 +249,7 @@ class AgentPool(EnvironmentPool):
             first = HistoryBranch(key, list(ask.turns), list(ask.known))
             session = self._sessions[key] = AgentSession(ask, [first])
             session.playing = asyncio.create_task(self._play(session))
+            session.playing.add_done_callback(session.move)
         if session is not None:
             session.name(ask.branches)
         return session

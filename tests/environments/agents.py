@@ -161,6 +161,13 @@ async def fickle(row: Row, **options: Any) -> float:
 fickle.replayable = False  # type: ignore[attr-defined]
 
 
+async def vanishing(row: Row, *, base_url: str, api_key: str, own: str) -> None:
+    """End its process behind the first turn, with the file that it is loaded from."""
+    await Chat(base_url, api_key).say("hello")
+    Path(own).unlink()
+    os._exit(1)
+
+
 async def otherwise(row: Row, *, base_url: str, api_key: str, flag: str) -> float:
     """Say something else when it is built again."""
     chat = Chat(base_url, api_key)

@@ -4,6 +4,7 @@ scripted."""
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -377,6 +378,18 @@ def test_an_agent_whose_process_dies_plays_again(name: str, status: str, tmp_pat
         assert (reply.status, reply.step.done) == (status, status == "ok"), reply
 
     play(name, story, flag=str(tmp_path / "flag"))
+
+
+def test_an_agent_whose_process_cannot_be_started_again_ends_its_worker(tmp_path: Path) -> None:
+    own = shutil.copy(FILE, tmp_path / "own.py")
+
+    async def story(pool: AgentPool) -> None:
+        episode = Episode(pool, 0)
+        assert texts(await episode.ask()) == ["hello"]
+        with pytest.raises(UserError, match="there is no file"):
+            await asyncio.wait_for(episode.say("x"), 60.0)
+
+    play("vanishing", story, file=str(own), own=str(own))
 
 
 def test_a_program_may_be_an_agent(tmp_path: Path) -> None:
