@@ -167,6 +167,8 @@ class EnvironmentChild:
         for future in futures:
             if not future.done():
                 future.set_exception(gone)
+        while await self._from.read(1 << 16):
+            pass  # Nobody learns that a process has ended whose pipe has something left.
 
 
 @cache

@@ -98,6 +98,13 @@ class Torn(Echo):
         return {"text": "\ud800"}
 
 
+class Long(Echo):
+    """Says more than a frame may have."""
+
+    def step(self, turn: Any) -> dict[str, Any]:
+        return {"messages": [("tool", "x" * 2**20)] * 17}
+
+
 def double(number: int) -> int:
     """Twice a number."""
     return 2 * number

@@ -345,6 +345,16 @@ def test_a_text_that_cannot_be_sent_is_invalid_and_its_child_lives() -> None:
     play("Torn", story)
 
 
+def test_an_answer_that_is_too_long_ends_its_episode_alone() -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        reply = await asyncio.wait_for(player.say(1, "a"), 60.0)
+        assert (reply.status, "ChildGoneError" in reply.error) == ("crashed", True)
+        assert (await player.begin(2)).status == "ok"
+
+    play("Long", story, timeout_s=20.0)
+
+
 def test_tools_are_called_in_a_child_and_one_that_hangs_ends_its_episode_alone() -> None:
     async def story(player: Player) -> None:
         await player.begin(1)
