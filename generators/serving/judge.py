@@ -131,10 +131,10 @@ async def _announce(address: JudgeAddress, folder: Path) -> None:
                     headers={"Authorization": f"Bearer {address.key}"},
                 )
                 answer.raise_for_status()
+                write_address(folder, address.model, address)
                 break
-            except httpx.HTTPError:
+            except (httpx.HTTPError, OSError):
                 await asyncio.sleep(LOOK_EVERY_S)
-    write_address(folder, address.model, address)
     # Printed, so that it is there whatever vLLM has made of logging meanwhile.
     print(f"{address.model} serves at {address.base}", file=sys.stderr, flush=True)
 
