@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -168,33 +167,26 @@ class _WeightServer(threading.Thread):
         self, folder: Path, transport: TransportConfig, host: str, broadcasts: torch.device | None
     ) -> None:
         super().__init__(name="weights", daemon=True)
-        self._folder, self._transport = folder, transport
-        self._host, self._device = host, broadcasts
+        self._folder, self._host, self._device = folder, host, broadcasts
+        self._piece = min(PIECE_BYTES, transport.max_bytes // 2)
         self._groups: dict[str, WeightGroup] = {}
         self._reading = threading.Lock()
         self._offered: tuple[int, Mapping[str, Tensor]] = (-1, {})
         self._end = threading.Event()
-        self._bound: Future[int] = Future()
+        self._router = BlockingRouter(
+            transport.host, 0, max_bytes=transport.max_bytes, curve_keys=transport.curve_keys
+        )
+        self.port = self._router.port
         self.start()
-        self.port = self._bound.result()
 
     def run(self) -> None:
-        """Serve until closed. A router belongs to the thread that opened it."""
-        limits = self._transport
-        try:
-            router = BlockingRouter(
-                limits.host, 0, max_bytes=limits.max_bytes, curve_keys=limits.curve_keys
-            )
-        except BaseException as error:
-            self._bound.set_exception(error)
-            return
-        self._bound.set_result(router.port)
-        piece = min(PIECE_BYTES, limits.max_bytes // 2)
+        """Serve until closed, with the router to itself."""
+        router = self._router
         try:
             while not self._end.is_set():
                 match router.receive(_POLL_S):
                     case (name, WeightRequest() as request):
-                        router.send(name, _piece(self._folder, request, piece))
+                        router.send(name, _piece(self._folder, request, self._piece))
                     case (name, BroadcastRequest() as request) if self._device is not None:
                         with self._reading:
                             self._broadcast(router, name, request, self._device)
