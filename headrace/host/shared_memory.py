@@ -1,16 +1,17 @@
-"""Removal of /dev/shm files that killed engine processes leave behind.
+"""Removal of /dev/shm files that killed processes leave behind.
 
 No signal removes them, and a resource tracker only those that it knows, if it is not killed as
-well. In: the engine processes, once they are up (`EngineMemory`). Out: nothing. Promises: what is
-removed was mapped by one of these processes when it was recorded, and no living process maps it.
-The record is a file beside them that its owner locks for as long as it lives. The holder of the
-lock removes what it names: a program that the owner starts in a session of its own (`python -I -S
-shared_memory.py RECORD`), a supervisor that reaps a process, the next owner. Standard library
-alone.
+well. In: the engine processes, once they are up (`EngineMemory`); a run, for what its learners
+published. Out: nothing. Promises: what is removed of an engine was mapped by one of its processes
+when it was recorded, and no living process maps it. The record is a file beside them that its owner
+locks for as long as it lives. The holder of the lock removes what it names: a program that the
+owner starts in a session of its own (`python -I -S shared_memory.py RECORD`), a supervisor that
+reaps a process, the next owner. Standard library alone.
 """
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,15 @@ class EngineMemory:
             self._file.close()
             self._survivor.wait()
             sweep()
+
+
+def remove_weights(run_id: str, shared: Path = FOLDER) -> None:
+    """Remove what learners of a run published that were killed, or have the caller's number."""
+    for folder in shared.glob(f"headrace-{run_id}-*"):
+        pid = folder.name.removeprefix(f"headrace-{run_id}-")
+        # One of our number was there before this container was started again.
+        if pid == str(os.getpid()) or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep() -> None:

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from headrace.host.disk import WAIT_PREFIX
 from headrace.host.hardware import free_port
+from headrace.host.shared_memory import remove_weights
 from headrace.run_files.checked_lines import checked_line, cut_torn
 from headrace.run_files.run_folder import EVENTS_FILE
 from headrace_cli.launch.logs import append_some, first_cause
@@ -127,8 +128,8 @@ class Supervisor:
                 self._live()
                 roles = [child for child in self._children if child.spec.role != "dashboard"]
                 self._launcher.end(roles, grace_s=self._deadlines.kill_s)
-                code = INTERRUPTED if self._interrupts else DONE
-                outcome = self._cause or RunOutcome(code)
+                remove_weights(self._run_dir.name)  # a learner may have been killed
+                outcome = self._cause or RunOutcome(INTERRUPTED if self._interrupts else DONE)
                 self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
                 self._keep_page(outcome)
             finally:

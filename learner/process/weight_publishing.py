@@ -30,6 +30,7 @@ from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
 from headrace.host.hardware import SHARED_MEMORY, own_address
+from headrace.host.shared_memory import remove_weights
 from headrace.host.weight_group import WeightGroup, open_rendezvous
 from headrace.protocol.messages.control import (
     BroadcastReply,
@@ -249,16 +250,10 @@ def _file_of(folder: Path, version: int) -> Path:
 def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
     """Create the weights' folder, in shared memory if kept versions and one more fit."""
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
-        prefix = f"headrace-{run_id}-"
-        # Of this run's learners that were killed.
-        for folder in SHARED_MEMORY.glob(f"{prefix}*"):
-            pid = folder.name.removeprefix(prefix)
-            # One of our number was there before this container was started again.
-            if pid == str(os.getpid()) or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
-                shutil.rmtree(folder, ignore_errors=True)
+        remove_weights(run_id, SHARED_MEMORY)
         needs, free = wanted_shared_memory(num_bytes), shutil.disk_usage(SHARED_MEMORY).free
         if free > needs:
-            folder = SHARED_MEMORY / f"{prefix}{os.getpid()}"
+            folder = SHARED_MEMORY / f"headrace-{run_id}-{os.getpid()}"
             folder.mkdir(mode=0o700)
             return folder
         room = f"{free >> 20} MiB are free in {SHARED_MEMORY}, {needs >> 20} MiB are wanted"

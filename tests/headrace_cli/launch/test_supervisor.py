@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from headrace.host.process_reaper import ProcessReaper
+from headrace.host.shared_memory import FOLDER
 from headrace.run_files.checked_lines import whole_lines
 from headrace_cli.launch.plan import ADDRESS, ProcessSpec, RestartPolicy, SpecRole
 from headrace_cli.launch.process import ChildProcess, ProcessLauncher
@@ -514,6 +515,24 @@ def test_a_stop_that_is_not_obeyed_has_a_deadline(script: Script) -> None:
     brief = SupervisorDeadlines(stop_s=0.1, leave_s=0.1, kill_s=1.0, poll_s=0.01)
     assert run(script, deadlines=brief) == RunOutcome(130)
     assert any("ending processes" in note for note in script.notes)
+
+
+def test_what_a_killed_learner_published_goes_with_the_run(script: Script) -> None:
+    """It is memory, and the run may never be resumed."""
+    weights = f"headrace-{script.run_dir.name}-*/v1.safetensors"
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "file = pathlib.Path(sys.argv[1].replace('*', str(os.getpid())))\n"
+        "file.parent.mkdir()\n"
+        "file.touch()\n"
+        "time.sleep(60)\n"
+    )
+    argv = (sys.executable, "-c", code, str(FOLDER / weights))
+    log = script.run_dir / "logs" / "learner-0.log"
+    script.when(lambda: any(FOLDER.glob(weights)), script.finish)
+    assert run(script, ProcessSpec("learner-0", "learner", argv, {}, log)).code == 0
+    assert list(FOLDER.glob(weights)) == []
 
 
 def test_what_ignores_sigterm_is_killed_with_its_children(script: Script) -> None:
