@@ -117,20 +117,17 @@ class RateLimiter:
     async def enter(self) -> None:
         """Return when it is the caller's turn."""
         async with self._queue:
-            while (wait := self._reserve() - self._clock()) > 0:
-                await self.sleep(wait)
+            while True:
+                turn = max(self._clock(), self._next, self._closed_until)
+                if (wait := turn - self._clock()) > 0:
+                    await self.sleep(wait)
+                self._next = turn + self._spacing_s  # Not before: who gives up had none.
                 if self._clock() >= self._closed_until:
                     return
 
     def hold(self, seconds: float) -> None:
         """Let nobody enter for this many seconds."""
         self._closed_until = max(self._closed_until, self._clock() + seconds)
-
-    def _reserve(self) -> float:
-        """The next free turn, which is taken by this."""
-        turn = max(self._clock(), self._next, self._closed_until)
-        self._next = turn + self._spacing_s
-        return turn
 
 
 if TYPE_CHECKING:
