@@ -65,14 +65,14 @@ async def fetch(
     `name` is the identity towards the learner, `silence_s` the maximum time of one piece, `host`
     that of the coordinator: a learner that reaches it by loopback is there."""
     failures = []
-    for source in notice.sources:
+    for source in (text.replace("//127.0.0.1:", f"//{host}:") for text in notice.sources):
         try:
             if source.startswith("file:"):
                 path = Path(source.removeprefix("file:").removeprefix("//"))
                 await _check(path, notice)
                 return path
             if source.startswith("tcp://"):
-                link = Link(source.replace("//127.0.0.1:", f"//{host}:"), curve_keys=curve_keys)
+                link = Link(source, curve_keys=curve_keys)
                 async with AsyncFileLock(folder.with_name(f"{folder.name}.lock")):
                     return await _download(notice, folder, Dealer(link, name), silence_s)
             raise WeightsUnavailableError("no file: and no tcp:// source")

@@ -97,6 +97,11 @@ async def test_a_learner_on_the_coordinator_s_host_is_found_from_another_one(
     source = server.router.address.replace("127.0.0.2", "127.0.0.1")
     path = await fetch_from(server, make_notice(["file:/nowhere", source]), tmp_path, "127.0.0.2")
     assert path.read_bytes() == DATA
+    # What was tried stands in the failure: a port that a firewall closes is one of that host.
+    silent = WeightServer(DATA, pieces=0, host="127.0.0.2")
+    notice = make_notice([silent.router.address.replace("127.0.0.2", "127.0.0.1")])
+    with pytest.raises(WeightsUnavailableError, match=f"{silent.router.address}: silent"):
+        await fetch_from(silent, notice, tmp_path / "other", "127.0.0.2")
 
 
 async def test_generators_of_a_host_fetch_a_version_once(tmp_path: Path) -> None:
