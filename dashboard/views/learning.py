@@ -55,11 +55,13 @@ def render(run: RunData) -> None:
         title = next((title for title, names in CHARTS if asked in names), metric_label(asked))
         panels.metric_card(run, title, (asked,), x, smoothing=smoothing)
     card = partial(panels.metric_card, run, x=x, smoothing=smoothing)
+    has_critic = run.config()["algorithm"]["value"] is not None
+    shown = [chart for chart in CHARTS if has_critic or not chart[1][0].startswith("critic/")]
     draw = [
         *(partial(card, *chart, caption=metric_caption(chart[1][:1])) for chart in _further(run)),
-        *(partial(card, title, names) for title, names in CHARTS),
+        *(partial(card, *chart) for chart in shown),
     ]
-    arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
+    arrays = [partial(panels.array_card, run, *array) for array in ARRAYS if has_critic]
     panels.grid([partial(panels.accuracy_card, run, x), *draw, *arrays])
 
 

@@ -187,6 +187,24 @@ def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) 
     assert "Healthy: falls slowly" in html_of(test)
 
 
+def test_learning_without_a_critic_has_no_cards_that_would_stay_empty(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    algorithm = {"name": "grpo", "advantages": {"kind": "group"}, "value": None}
+    run = write_run(
+        tmp_path, updates=1, roll_back_after=None, algorithm=algorithm,
+        schedule={"unit": "group", "window": None},
+    )  # fmt: skip
+    test = open_page("learning", run).run()
+    assert not test.exception
+    html = html_of(test)
+    of_critics = [title for title, names in CHARTS if names[0].startswith("critic/")]
+    assert len(of_critics) == 3
+    for title in (*of_critics, *(title for title, _ in ARRAYS)):
+        assert title not in html
+    assert html.count("</h2>") == len(CHARTS) - len(of_critics) + 1
+
+
 @pytest.mark.parametrize("span", ["last 20 s", "whole run"])
 def test_pipeline(open_page: Callable[..., AppTest], run_dir: Path, span: str) -> None:
     """The numbers are those of the span that is drawn."""
