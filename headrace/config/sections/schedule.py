@@ -25,7 +25,7 @@ class ScheduleConfig(StrictModel):
     """Unit of the policy half of a batch."""
 
     batch_windows: int = Field(default=64, ge=1)
-    """Units (windows, trajectories) in a batch; slots in `synchronous` and `windowed`."""
+    """Windows, or with another `unit` responses (not prompts), in a batch; slots in rounds."""
 
     num_generations: int = Field(default=1, ge=1)
     """Trajectories per prompt (the group)."""

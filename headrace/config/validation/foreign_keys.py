@@ -14,6 +14,7 @@ class PeerKey(NamedTuple):
     ours: str
 
 
+_RESPONSES = "schedule.batch_windows (in responses: prompts x schedule.num_generations)"
 PEER_KEYS: dict[str, PeerKey] = {
     "adv_estimator": PeerKey("verl", "algorithm.advantages.kind"),
     "advantage_estimator": PeerKey("OpenRLHF", "algorithm.advantages.kind"),
@@ -76,7 +77,7 @@ PEER_KEYS: dict[str, PeerKey] = {
     "remote_rm_url": PeerKey("OpenRLHF", "reward.function"),
     "reward_funcs": PeerKey("TRL", "reward.function or reward.functions"),
     "reward_weights": PeerKey("TRL", "reward.functions.weight"),
-    "rollout_batch_size": PeerKey("OpenRLHF and slime", "schedule.batch_windows"),
+    "rollout_batch_size": PeerKey("OpenRLHF and slime", _RESPONSES),
     "rollout_max_response_len": PeerKey("slime", "task.max_response_length"),
     "save_freq": PeerKey("verl", "checkpoint.every_updates"),
     "save_steps": PeerKey("TRL", "checkpoint.every_updates"),
@@ -84,7 +85,7 @@ PEER_KEYS: dict[str, PeerKey] = {
     "test_freq": PeerKey("verl", "evaluation.every_updates"),
     "total_epochs": PeerKey("verl", "stop.updates"),
     "total_training_steps": PeerKey("verl", "stop.updates"),
-    "train_batch_size": PeerKey("verl", "schedule.batch_windows"),
+    "train_batch_size": PeerKey("verl", _RESPONSES),
     "train_files": PeerKey("verl", "task.path"),
     "val_files": PeerKey("verl", "task.eval_path"),
     "val_kwargs": PeerKey("verl", "evaluation.temperature and evaluation.top_p"),

@@ -28,6 +28,10 @@ from headrace.errors import UserError
         ("trainer=3", "unknown key trainer; the root has name, root, seed, model"),
         ("rollout.n=4", "verl's rollout.n is schedule.num_generations here"),
         (
+            "data.train_batch_size=64",
+            "verl's train_batch_size is schedule.batch_windows (in responses: prompts x schedule.",
+        ),
+        (
             "task.max_completion_length=9",
             "TRL's max_completion_length is task.max_response_length here",
         ),
