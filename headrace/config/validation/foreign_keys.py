@@ -18,6 +18,7 @@ _RESPONSES = "schedule.batch_windows (in responses: prompts x schedule.num_gener
 PEER_KEYS: dict[str, PeerKey] = {
     "adv_estimator": PeerKey("verl", "algorithm.advantages.kind"),
     "advantage_estimator": PeerKey("OpenRLHF", "algorithm.advantages.kind"),
+    "beta": PeerKey("TRL", 'algorithm.kl.coef with algorithm.kl.where = "loss"'),
     "cliprange_value": PeerKey("verl", "algorithm.value.value_clip_low and value_clip_high"),
     "clip_ratio": PeerKey(
         "verl", "algorithm.policy_loss.clip_ratio_low and algorithm.policy_loss.clip_ratio_high"
@@ -54,6 +55,7 @@ PEER_KEYS: dict[str, PeerKey] = {
     ),
     "learning_rate": PeerKey("TRL", "learner.policy.lr and learner.value.lr"),
     "loss_agg_mode": PeerKey("verl", "algorithm.aggregate"),
+    "loss_type": PeerKey("TRL", "algorithm.aggregate"),
     "max_completion_length": PeerKey("TRL", "task.max_response_length"),
     "max_grad_norm": PeerKey("TRL", "learner.policy.grad_clip"),
     "max_head_offpolicyness": PeerKey("AReaL", "schedule.max_staleness"),
@@ -67,6 +69,7 @@ PEER_KEYS: dict[str, PeerKey] = {
     "n": PeerKey("verl", "schedule.num_generations"),
     "n_samples_per_prompt": PeerKey("OpenRLHF and slime", "schedule.num_generations"),
     "norm_adv_by_std_in_grpo": PeerKey("verl", "algorithm.advantages.scale"),
+    "num_iterations": PeerKey("TRL", "learner.policy.epochs"),
     "num_train_epochs": PeerKey("TRL", "stop.updates"),
     "per_device_train_batch_size": PeerKey("TRL", "schedule.batch_windows"),
     "ppo_epochs": PeerKey("verl", "learner.policy.epochs"),
@@ -81,7 +84,8 @@ PEER_KEYS: dict[str, PeerKey] = {
     "rollout_max_response_len": PeerKey("slime", "task.max_response_length"),
     "save_freq": PeerKey("verl", "checkpoint.every_updates"),
     "save_steps": PeerKey("TRL", "checkpoint.every_updates"),
-    "seq_len": PeerKey("prime-rl", "task.max_response_length"),
+    "scale_rewards": PeerKey("TRL", "algorithm.advantages.scale"),
+    "seq_len": PeerKey("prime-rl", "task.max_prompt_length and task.max_response_length"),
     "test_freq": PeerKey("verl", "evaluation.every_updates"),
     "total_epochs": PeerKey("verl", "stop.updates"),
     "total_training_steps": PeerKey("verl", "stop.updates"),

@@ -27,6 +27,8 @@ from headrace.errors import UserError
         ("window=60", "unknown key window; did you mean schedule.window?"),
         ("trainer=3", "unknown key trainer; the root has name, root, seed, model"),
         ("rollout.n=4", "verl's rollout.n is schedule.num_generations here"),
+        ("algorithm.beta=0.04", "TRL's beta is algorithm.kl.coef with algorithm.kl.where"),
+        ("seq_len=9", "prime-rl's seq_len is task.max_prompt_length and task.max_response_length"),
         (
             "data.train_batch_size=64",
             "verl's train_batch_size is schedule.batch_windows (in responses: prompts x schedule.",
