@@ -13,7 +13,7 @@ class OptimizerConfig(StrictModel):
     """AdamW with warm-up then a constant learning rate."""
 
     lr: float = Field(default=1e-6, gt=0)
-    """Learning rate after warm-up."""
+    """Learning rate after warm-up; the default of the value model is 2e-6."""
 
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """AdamW's decay rates."""
