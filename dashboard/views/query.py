@@ -47,9 +47,9 @@ def render(run: RunData) -> None:
         query = st.text_area("SQL", EXAMPLES[example], height=150, key=f"sql {example}")
         asked = st.form_submit_button("Ask", type="primary")
     st.caption(
-        "DuckDB's dialect over `trajectories`, `tokens`, `metrics` and `windows`, as they are at "
-        f"this moment. One SELECT, {SECONDS:.0f} seconds, {MEMORY_MIB} MiB, {MOST_ROWS:,} rows "
-        "shown; `headrace sql` has no limit of rows."
+        "DuckDB's dialect over `trajectories`, `tokens`, `metrics`, `windows` and `scores` at this "
+        f"moment. One SELECT, {SECONDS:.0f} seconds, {MEMORY_MIB} MiB, {MOST_ROWS:,} rows shown; "
+        "`headrace sql --format csv` prints all rows."
     )
     if asked:
         _answer(run, query)
