@@ -39,7 +39,7 @@ SHARED: dict[str, Options] = {
     "json": {"--json": "one JSON object on standard output"},
     "hardware": {"--hardware FILE": (Path, "another machine, from `headrace doctor --json`")},
     "root": {"--root DIR": (Path, "folder of the runs (runs)")},
-    "policy": {"--policy DIR": "a model folder instead of the recipe's"},
+    "policy": {"--policy DIR": "a model folder or hub name instead of the recipe's"},
 }
 
 # -- names of storage, and examples ----------------------------------------------------------------
@@ -211,16 +211,16 @@ COMMANDS = {
         "drain a run, write its checkpoint, end it",
         "headrace stop latest",
         "run root",
-        {"--timeout S": (180.0, "seconds without progress")},
+        {"--timeout S": (180.0, "give up after S seconds without progress (180)")},
     ),
     "eval": CommandSpec(
         "run.evaluate.evaluate",
         "measure a model's accuracy on a recipe's held-out prompts",
-        "headrace eval runs/RUN/checkpoints/step_60/policy --task recipes/quickstart.toml --json",
+        "headrace eval runs/RUN/checkpoints/step_160/policy --task recipes/quickstart.toml --json",
         "json root",
         {
-            "model MODEL": "a model folder",
-            "--task! RECIPE": {"dest": "recipe", "help": "whose held-out prompts"},
+            "model MODEL": "a model folder or hub name",
+            "--task! RECIPE": {"dest": "recipe", "help": "the recipe that holds out the prompts"},
             **SHARED["overrides"],
         },
     ),
@@ -344,7 +344,7 @@ COMMANDS = {
             ),
             "--domain COLUMN": "the rows' domain (the source of their rewards)",
             "--base FILE": "rows that come first, each prompt once",
-            "--data FILE": "where the scored rows are now",
+            "--data FILE": "the file that was scored, if it has moved",
             "--policy FOLDER": "refuse scores of another policy",
             "--no-guard": {
                 "dest": "guard",
