@@ -22,7 +22,7 @@ class ModelConfig(StrictModel):
     bfloat16 model agree better, for more time. The value model's head is always float32."""
 
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """Use of the chat template for prompts. auto: for chat messages, not for plain strings."""
+    """Use of the chat template. auto: for chat messages alone. always: as instruct models want."""
 
     freeze_vision: bool = True
     """Freeze vision tower and projector of both models; an image is then embedded once."""
