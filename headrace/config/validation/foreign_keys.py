@@ -14,25 +14,22 @@ class PeerKey(NamedTuple):
     ours: str
 
 
+_CLIPS = "algorithm.policy_loss.clip_ratio_low and algorithm.policy_loss.clip_ratio_high"
+_LAMBDAS = "algorithm.advantages.gae_lambda_policy and algorithm.value.gae_lambda_value"
 _RESPONSES = "schedule.batch_windows (in responses: prompts x schedule.num_generations)"
 PEER_KEYS: dict[str, PeerKey] = {
     "adv_estimator": PeerKey("verl", "algorithm.advantages.kind"),
     "advantage_estimator": PeerKey("OpenRLHF", "algorithm.advantages.kind"),
     "beta": PeerKey("TRL", 'algorithm.kl.coef with algorithm.kl.where = "loss"'),
     "cliprange_value": PeerKey("verl", "algorithm.value.value_clip_low and value_clip_high"),
-    "clip_ratio": PeerKey(
-        "verl", "algorithm.policy_loss.clip_ratio_low and algorithm.policy_loss.clip_ratio_high"
-    ),
+    "clip_ratio": PeerKey("verl", _CLIPS),
     "clip_ratio_c": PeerKey("verl", "algorithm.policy_loss.dual_clip"),
     "critic_warmup": PeerKey("verl", "algorithm.value.warmup_updates"),
     "critic_warmup_steps": PeerKey("verl", "algorithm.value.warmup_updates"),
     "custom_reward_function": PeerKey("verl", "reward.function"),
     "custom_rm_path": PeerKey("slime", "reward.function"),
     "entropy_coeff": PeerKey("verl", "algorithm.penalties.entropy_coef"),
-    "eps_clip": PeerKey(
-        "OpenRLHF and slime",
-        "algorithm.policy_loss.clip_ratio_low and algorithm.policy_loss.clip_ratio_high",
-    ),
+    "eps_clip": PeerKey("OpenRLHF and slime", _CLIPS),
     "eps_clip_high": PeerKey("slime", "algorithm.policy_loss.clip_ratio_high"),
     "epsilon": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_low"),
     "epsilon_high": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_high"),
@@ -47,12 +44,8 @@ PEER_KEYS: dict[str, PeerKey] = {
     "dynamic_sampling_filter_path": PeerKey("slime", 'algorithm.admit = "mixed_groups"'),
     "overlong_buffer": PeerKey("verl", "algorithm.overlong.cache and algorithm.overlong.factor"),
     "tis_imp_ratio_cap": PeerKey("verl", 'algorithm.ratio.cap with algorithm.ratio.kind = "tis"'),
-    "lam": PeerKey(
-        "verl", "algorithm.advantages.gae_lambda_policy and algorithm.value.gae_lambda_value"
-    ),
-    "lambd": PeerKey(
-        "OpenRLHF", "algorithm.advantages.gae_lambda_policy and algorithm.value.gae_lambda_value"
-    ),
+    "lam": PeerKey("verl", _LAMBDAS),
+    "lambd": PeerKey("OpenRLHF", _LAMBDAS),
     "learning_rate": PeerKey("TRL", "learner.policy.lr and learner.value.lr"),
     "loss_agg_mode": PeerKey("verl", "algorithm.aggregate"),
     "loss_type": PeerKey("TRL", "algorithm.aggregate"),
