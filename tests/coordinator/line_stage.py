@@ -59,9 +59,9 @@ class LineStage:
         hello = Hello(role="reward", name="reward-0", pid=1, host="here")
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []
-        prompts: Any = SimpleNamespace(decode=lambda ids: _decode(ids, ends))
+        self._prompts: Any = SimpleNamespace(decode=lambda ids: _decode(ids, ends))
         hub: Any = self
-        self.scoring = Scoring(hub, prompts)
+        self.scoring = Scoring(hub, self._prompts)
 
     # -- the hub ----------------------------------------------------------------------------------
 
@@ -85,6 +85,12 @@ class LineStage:
         self.sent += message.items
 
     # -- what happens -----------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """The coordinator dies, and another one takes over."""
+        self.world.restart()
+        hub: Any = self
+        self.lines, self.scoring = self.world.lines, Scoring(hub, self._prompts)
 
     def begin(self) -> Trajectory:
         """One more trajectory, leased."""

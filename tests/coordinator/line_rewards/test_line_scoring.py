@@ -321,8 +321,7 @@ def test_without_a_configured_number_the_mean_of_the_last_answers_is_expected() 
     stage.grow(second, 4)
     stage.answer(stage.ask()[0], 1.0, None)
     assert pairs(second.paid) == [(1, 0.25 / 3)]
-    stage.world.restart()
-    stage.lines = stage.world.lines
+    stage.restart()
     third = stage.begin()
     stage.grow(third, 4)
     stage.answer(stage.ask()[0], 1.0, None)
