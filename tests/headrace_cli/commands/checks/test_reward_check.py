@@ -92,5 +92,5 @@ def test_a_hole_and_an_unknown_source_are_one_line_and_exit_code_2(
 def test_config_check_loads_every_source(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sources = 'reward.sources={a={kind="exact"},b={kind="function",function="no.such:f"}}'
     assert main(["config", "check", str(recipe), sources, 'reward.route.default="a"']) == 2
-    assert "cannot import 'no.such'" in capfd.readouterr().out
+    assert "reward.function='no.such:f': cannot import it (No module" in capfd.readouterr().out
     assert main(["config", "check", str(recipe), SOURCES, 'reward.route.default="a"']) == 0
