@@ -234,7 +234,8 @@ def test_a_reward_function_that_cannot_be_imported_is_one_line(
     overrides = ["reward.kind=function", f"reward.function={mine}:score"]
     assert main(["train", str(recipe), *overrides, "--root", str(tmp_path / "runs")]) == 2
     line = capfd.readouterr().err
-    assert line == f"error: reward.function='{mine}:score': RuntimeError: no such luck\n"
+    told = "RuntimeError: no such luck (mine.py, line 2)"
+    assert line == f"error: reward.function='{mine}:score': {told}\n"
 
 
 def test_no_traceback_and_exit_code_2_from_the_program(recipe: Path) -> None:
