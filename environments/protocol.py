@@ -162,7 +162,7 @@ def _step_of(said: Any) -> Step:
         if isinstance(fields.get("reward"), bool):
             fields["reward"] = float(fields["reward"])
         return msgspec.convert(fields, Step)
-    except (TypeError, msgspec.ValidationError) as error:
+    except (TypeError, ValueError, RuntimeError, msgspec.ValidationError) as error:
         raise InvalidStepError(str(error)) from error
 
 

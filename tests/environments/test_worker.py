@@ -506,6 +506,7 @@ def test_a_dict_has_messages_of_a_chat_and_scalars_of_any_kind() -> None:
         ({"text": b"bytes"}, "Expected `str`, got `bytes`"),
         ({"reward": object()}, "a object is no value of a Step"),
         ({"reward": "1.0"}, "Expected `float`, got `str`"),
+        ({"reward": np.ones(2)}, "array of size 1"),
     ],
 )
 def test_what_is_no_field_of_a_step_is_named(given: Any, words: str) -> None:
