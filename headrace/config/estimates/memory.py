@@ -101,8 +101,8 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     weights = 2.0 if learner.precision == "bfloat16" else 4.0
     # Beside bfloat16 weights, and beside those that ZeRO 1 or 2 cuts up, are some in float32.
     gradients, moments = 4.0, 12.0 if weights == 2.0 or stage in (1, 2) else 8.0
-    if on_host:  # There are gradients, as they are summed, and as they are in a step.
-        gradients, moments = 0.0, 20.0
+    if on_host:  # There are gradients, as summed and as they are in a step; at ZeRO 1 here, too.
+        gradients, moments = 4.0 * (stage == 1), 20.0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
     held = weights * sum(model.parameters for model in frozen if model is not None)

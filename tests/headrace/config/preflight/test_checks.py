@@ -473,6 +473,9 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     assert gpu_memory(adapted, shape).parts["gradients"] == 4 * few
     assert gpu_memory(adapted, shape).parts["models"] == 4 * (shape.parameters + 2 * few)
     assert gpu_memory(offloaded, shape).parts["gradients"] == 0
+    summed = made("learner.ranks=4", "learner.zero_stage=1", "learner.offload_optimizer=true")
+    # DeepSpeed reduces them, and so takes them to the host, behind the last micro-batch alone.
+    assert gpu_memory(summed, shape).parts["gradients"] == each["gradients"]
     on_host = host_memory(offloaded, shape, on_gpu=True).parts
     # Moments, weights, gradients as they are summed and as they are in a step, 4 bytes each.
     assert on_host["optimizers on the host"] == 20 * 2_000_000
