@@ -168,7 +168,8 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
             yield place, key
     for options in _tables_in(table, "environment"):
         for place in (options, *_tables_in(table["environment"], "options")):
-            yield from ((place, k) for k, v in place.items() if k == "path" or ".py:" in str(v))
+            things = [k for k, v in place.items() if str(v).partition(".py:")[2].isidentifier()]
+            yield from ((place, key) for key in ("path", *things))
     for member in _tables_in(table.get("task"), "datasets"):
         yield from ((member, key) for key in ("path", "eval_path"))
     reward = table.get("reward")
@@ -179,9 +180,8 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
         yield source, "function"
         if isinstance(functions := source.get("functions"), list):
             yield from ((entry, "name") for entry in functions if isinstance(entry, dict))
-        options = source.get("options")
-        names = PATH_OPTIONS.get(str(source.get("kind")), ())
-        if isinstance(options, dict):
+        if isinstance(options := source.get("options"), dict):
+            names = PATH_OPTIONS.get(str(source.get("kind")), ())
             yield from ((options, name) for name in names)
 
 

@@ -184,11 +184,14 @@ def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(
     environment = load_recipe(recipe, ["environment.name=search"]).environment
     assert environment is not None
     assert environment.name == "search", "a built-in name is no path"
-    options = "environment.options={tools='mine.py:A', environment_factory={b='mine.py:B'}}"
+    told = f"Write mine.py: a program {'x' * 300}"
+    things = "tools='mine.py:A', environment_factory={b='mine.py:B'}"
+    options = f"environment.options={{{things}, told={told!r}}}"
     environment = load_recipe(recipe, ["environment.name=trl", options]).environment
     assert environment is not None
     factories = {"b": f"{tmp_path}/mine.py:B"}
-    expected = {"tools": f"{tmp_path}/mine.py:A", "environment_factory": factories}
+    tools = f"{tmp_path}/mine.py:A"
+    expected = {"tools": tools, "environment_factory": factories, "told": told}
     assert environment.options == expected
 
 
