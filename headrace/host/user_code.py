@@ -77,7 +77,7 @@ def _look_in(folder: Path) -> None:
 
 _OTHERS = {
     *sys.stdlib_module_names, "__main__", "headrace", "headrace_cli", "environments", "rewards",
-    "sandbox", "storage", "tasks",
+    "learner", "sandbox", "storage", "tasks",
 }  # fmt: skip
 MOST_CHARACTERS = 1500
 """Maximum characters of an error's text, without its place."""

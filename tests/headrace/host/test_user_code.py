@@ -1,6 +1,7 @@
 """Code of users: the place of an error is in theirs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ def test_the_place_is_the_last_line_of_the_user(tmp_path: Path) -> None:
         "import json\nfrom reads import number\n"
         "def text():\n    return json.loads('no')\n"
         "def one():\n    return number({})\n"
+        "def scored(score):\n    return score()\n"
     )
     (tmp_path / "reads.py").write_text("def number(row):\n    return row['gold\\nanswer']\n")
     module = load_module(str(tmp_path / "calls.py"))
@@ -23,6 +25,11 @@ def test_the_place_is_the_last_line_of_the_user(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as missing:
         module.one()
     assert describe(missing.value) == "KeyError: 'gold\\nanswer' (reads.py, line 2)"
+    ours: dict[str, Any] = {"__name__": "learner.ranking.model"}
+    exec("def score(): raise IndexError", ours)
+    with pytest.raises(IndexError) as ranked:
+        module.scored(ours["score"])
+    assert place_of(ranked.value) == " (calls.py, line 8)"
 
 
 def test_what_is_not_raised_by_a_user_has_no_place(tmp_path: Path) -> None:
