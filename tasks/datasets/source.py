@@ -179,7 +179,7 @@ def _question(row: TaskRow) -> str:
     return question_of(row.prompt if row.plain is None else row.plain, row.folder)
 
 
-def _read(task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
+def _read(domain: str, task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
     rows = read_dataset(
         path,
         prompt_key=task.prompt_key,
@@ -187,13 +187,11 @@ def _read(task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
         prompt_template=task.prompt_template,
         limit=None if task.only else limit,
     )
-    if not task.only:
-        return rows
     wanted = task.only.items()
     chosen = [row for row in rows if all(str(row.info.get(key)) == value for key, value in wanted)]
     if not chosen:
         raise UserError(f"no row of {path} has " + " and ".join(f"{k} = {v}" for k, v in wanted))
-    return chosen[:limit]
+    return [in_domain(domain, row) for row in chosen[:limit]]
 
 
 def info_columns(task: TaskConfig) -> frozenset[str]:

@@ -80,6 +80,17 @@ def test_rows_of_a_dataset_with_certain_values(tmp_path: Path) -> None:
         build_source(other, seed=0)
 
 
+def test_values_are_of_the_files_own_column_in_a_mixture(tmp_path: Path) -> None:
+    """A domain's name takes the place of the column `domain` of its rows."""
+    lines = [{"prompt": f"p{n}", "answer": "1", "domain": "ab"[n % 2]} for n in range(4)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    some = DatasetConfig(kind="dataset", path=str(path), only={"domain": "b"}, eval_fraction=1e-9)
+    source = build_source(MixtureConfig(kind="mixture", datasets={"some": some}), seed=0)
+    found = [(row.id, row.domain, row.info["domain"]) for row in source.training_rows(9)]
+    assert found == [(f"some/rows.jsonl:{n}", "some", "some") for n in (2, 4)]
+
+
 def test_tracking_from_the_configuration() -> None:
     source = build_source(TrackingConfig(kind="tracking", max_terms=5), seed=5)
     row = source.row_at(0)
