@@ -88,9 +88,12 @@ def silent_tokens(tokenizer: Any) -> frozenset[int]:
     """Return a tokenizer's special tokens, other than pairs of tags such as `[THINK]`.
 
     A text has none of them; tags are what rewards look for."""
-    added = getattr(tokenizer, "added_tokens_decoder", None)  # as transformers has it
-    added = tokenizer.get_added_tokens_decoder() if added is None else added
-    special = {one.content: token for token, one in added.items() if one.special}
+    try:
+        added = getattr(tokenizer, "added_tokens_decoder", None)  # as transformers has it
+        added = tokenizer.get_added_tokens_decoder() if added is None else added
+        special = {one.content: token for token, one in added.items() if one.special}
+    except NotImplementedError:  # mistral-common adds none: they are of its vocabulary
+        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     closed = {name.replace("/", "", 1): name for name in special if "/" in name and name != "</s>"}
     tags = {tag for pair in closed.items() if pair[0] in special for tag in pair}
     return frozenset(token for name, token in special.items() if name not in tags)

@@ -6,11 +6,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from headrace.data.tokenizer import GENERIC_CLASS, describes_itself, load_tokenizer, vocabulary_size
+from headrace.data.tokenizer import (
+    GENERIC_CLASS,
+    describes_itself,
+    load_tokenizer,
+    silent_tokens,
+    vocabulary_size,
+)
 from headrace.errors import UserError
 from headrace.host.install import ROOT
 
@@ -91,3 +98,17 @@ def test_a_folder_that_lacks_a_part_or_has_a_damaged_one(name: str, tmp_path: Pa
 def test_where_there_is_none() -> None:
     with pytest.raises(UserError, match=r"^model\.path = .*: no tokenizer: "):
         load_tokenizer(str(ROOT / "docs"))
+
+
+def test_special_tokens_of_mistrals_own_tokenizers_are_silent() -> None:
+    """AutoTokenizer takes mistral-common's where that is installed, and a folder has its file."""
+
+    class Tekken:
+        all_special_tokens = ("<unk>", "<s>", "</s>", "[THINK]", "[/THINK]")
+        all_special_ids = (0, 1, 2, 34, 35)
+
+        @property
+        def added_tokens_decoder(self) -> dict[int, Any]:
+            raise NotImplementedError
+
+    assert silent_tokens(Tekken()) == {0, 1, 2}
