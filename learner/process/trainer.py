@@ -145,7 +145,7 @@ class Trainer:
         if settings is None or models.ranker is None or source is None:
             return None
         return RankerSetup(
-            models.ranker, models.engines[RANKER], settings, models.tokenizer.decode,
+            models.ranker, models.engines[RANKER], settings, models.tokenizer,
             reads_history=bool(source.options.get("reads_history", True)),
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ import torch
 
 from headrace.config.sections.learner import RankerTraining
 from headrace.data.sessions import RankedList, clean_list, ranked_list_of
+from headrace.data.tokenizer import decoded
 from headrace.errors import UserError
 from headrace.protocol.messages.batches import Shard
 from learner.device import RankContext
@@ -31,14 +32,14 @@ Example = tuple[TokenRow, int]
 
 @dataclass(frozen=True)
 class RankerSetup:
-    """Ranker, engine and settings of all updates. `decode`: the policy's detokenizer.
+    """Ranker, engine and settings of all updates. `tokenizer`: the policy's.
 
     `reads_history`: as the reward calls the ranker."""
 
     ranker: SessionRanker
     engine: TrainingEngine
     config: RankerTraining
-    decode: Any
+    tokenizer: Any
     reads_history: bool
 
 
@@ -53,7 +54,7 @@ class RankerUpdate:
         self._place, self._seed = place, [place.seed, update, STREAM]
         self.log = StepLog(place.work, f"update {update}: ranker step")
         self.log.planned = config.epochs * config.minibatches
-        found = list(clicked_lists(shard, part.decode))
+        found = list(clicked_lists(shard, part.tokenizer))
         sound = [ranked for ranked in found if ranked is not None]
         order = np.random.default_rng(self._seed).permutation(len(sound))  # the longest come first
         self._lists = [sound[i] for i in order[: config.lists]]
@@ -111,7 +112,7 @@ class RankerUpdate:
         return figures
 
 
-def clicked_lists(shard: Shard, decode: Any) -> Iterator[RankedList | None]:
+def clicked_lists(shard: Shard, tokenizer: Any) -> Iterator[RankedList | None]:
     """Yield each ending answer's list, with its last turn as query; None: none to learn from."""
     for window in shard.windows:
         if not window.row:
@@ -119,7 +120,7 @@ def clicked_lists(shard: Shard, decode: Any) -> Iterator[RankedList | None]:
         sequence = shard.sequences[window.sequence]
         start, end = sequence.sampled[-1]  # The last turn: what the reward reads.
         ids = sequence.token_ids[sequence.opening + start : sequence.opening + end]
-        text = str(decode(ids.tolist(), skip_special_tokens=True))
+        text = decoded(tokenizer, ids.tolist())
         try:
             ranked = replace(ranked_list_of(json.loads(window.row), "the row"), query=text)
         except UserError:

@@ -6,11 +6,10 @@ cannot; None for neutral lines (see `rewards.answers.line_ends`). It takes one f
 answer. The model is one that `headrace reward train` made with `kind = "lines"`.
 """
 
-from typing import Any
-
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.tokenizer import decoded
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.line_ends import COMMENTS, neutral_ends, split_lines
 from rewards.functions.results import Verdict
@@ -46,13 +45,12 @@ def build(options: Options) -> Verifier:
 
     torch.set_num_threads(options.threads)
     scorer = LineScorer(folder)
-    tokenizer: Any = scorer.tokenizer
 
     def judge(item: ScoreItem) -> Verdict:
         if item.prompt_ids is None or item.completion_ids is None:
             raise ValueError("a line reward model reads token ids, and none came with the answer")
         ids = item.completion_ids.tolist()
-        texts = [str(tokenizer.decode([token], skip_special_tokens=True)) for token in ids]
+        texts = [decoded(scorer.tokenizer, [token]) for token in ids]
         lines = split_lines(texts, comments=options.comments, fenced=options.fenced)
         neutral = neutral_ends(lines, item.line_ends)
         ends = [end for end, passive in zip(item.line_ends, neutral, strict=True) if not passive]

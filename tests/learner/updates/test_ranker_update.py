@@ -58,7 +58,7 @@ def fresh(**settings: Any) -> RankerSetup:
     ranker.model.classifier.reset_parameters()
     config = RankerTraining.model_validate(settings)
     return RankerSetup(
-        ranker, PlainEngine(ranker.model, lr=3e-3), config, TOKENIZER.decode, reads_history=True
+        ranker, PlainEngine(ranker.model, lr=3e-3), config, TOKENIZER, reads_history=True
     )
 
 
@@ -74,7 +74,7 @@ def trained(part: RankerSetup, shard: Shard, *, sound: bool = True) -> dict[str,
 
 def test_an_answer_that_ended_stands_in_the_place_of_its_query() -> None:
     shard = shard_of(3)
-    found = list(clicked_lists(shard, TOKENIZER.decode))
+    found = list(clicked_lists(shard, TOKENIZER))
     assert len(found) == 3, "the answer that goes on has no click yet"
     for number, ranked in enumerate(found):
         assert ranked is not None
@@ -82,7 +82,7 @@ def test_an_answer_that_ended_stands_in_the_place_of_its_query() -> None:
         assert ranked.query == ANSWER
         assert list(ranked.candidates) == info["candidates"]
         assert sum(ranked.labels) == 1
-    assert not list(clicked_lists(shard_of(3, rows=False), TOKENIZER.decode))
+    assert not list(clicked_lists(shard_of(3, rows=False), TOKENIZER))
     bare = part_bytes(shard_of(1, rows=False).windows[0])
     assert part_bytes(shard.windows[0]) > bare + len(shard.windows[0].row) - 1
 
@@ -101,9 +101,22 @@ def test_of_an_episode_the_last_turn_alone_is_the_query() -> None:
         sampled=[(0, len(call) + 1), (begun, begun + answer.size)],
     )
     alone = Shard(sequences=[played], windows=[window], values=[])
-    (ranked,) = clicked_lists(alone, TOKENIZER.decode)
+    (ranked,) = clicked_lists(alone, TOKENIZER)
     assert ranked is not None
     assert ranked.query == ANSWER
+
+
+def test_tags_that_the_reward_reads_are_of_the_query() -> None:
+    tokenizer: Any = build_tokenizer(REWRITING.characters)
+    tokenizer.backend_tokenizer.add_special_tokens(["[Q]", "[/Q]"])
+    shard = shard_of(1)
+    sequence, said = shard.sequences[0], tokenizer.encode(f"[Q]{ANSWER}[/Q]")
+    ids = [*sequence.token_ids[: sequence.opening], *said, tokenizer.eos_token_id]
+    tagged = changed(sequence, token_ids=np.array(ids, np.int32), sampled=[(0, len(said) + 1)])
+    alone = Shard(sequences=[tagged], windows=shard.windows[:1], values=[])
+    (ranked,) = clicked_lists(alone, tokenizer)
+    assert ranked is not None
+    assert ranked.query == f"[Q]{ANSWER}[/Q]"
 
 
 def test_lists_are_drawn_and_are_not_always_those_of_the_longest() -> None:

@@ -75,6 +75,19 @@ def test_an_end_token_has_no_text_whatever_names_it(tmp_path: Path) -> None:
     assert verifier(ended) == verifier(asked)
 
 
+def test_a_line_may_end_in_a_tag_that_is_a_special_token(tmp_path: Path) -> None:
+    """A run takes it for text of the answer's last line, which ends there."""
+    tokenizer = build_tokenizer("ab=1#\n`")
+    tokenizer.backend_tokenizer.add_special_tokens(["[THINK]", "[/THINK]"])
+    build_model(tokenizer, 0, mlp_width=64).save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    verifier = build(Options(model=str(write_line_model(tmp_path / "policy", tmp_path / "prm"))))
+    asked = item("a=1\nb=1", [3, 7])
+    assert asked.completion_ids is not None
+    ids = [*asked.completion_ids, tokenizer.convert_tokens_to_ids("[/THINK]")]
+    assert None not in verifier(replace(asked, completion_ids=np.array(ids, np.int32))).lines
+
+
 def test_prose_around_code_is_neutral_where_answers_are_fenced(folder: Path) -> None:
     text = "ab\n```\na=1\n"
     for fenced, count in ((False, 0), (True, 2)):
