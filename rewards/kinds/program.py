@@ -152,12 +152,11 @@ def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
 
     Those that the reference solution defines; without one, what tests of no foreign name call
     first."""
-    called = list(map(_calls, tests))
-    if reference or foreign_names(tests):
-        named = {name for names in called for name in names if _defines(reference, name)}
-    else:
-        named = {name for names in called for name in names[:1]}
-    return sorted(named & set(dir(builtins)))
+    python, called = set(dir(builtins)), list(map(_calls, tests))
+    if not (reference or foreign_names(tests)):
+        return sorted(python.intersection(name for names in called for name in names[:1]))
+    named = python.intersection(name for names in called for name in names)
+    return sorted(name for name in named if _defines(reference, name))
 
 
 def code_of(text: str, *entries: str | None) -> str:
