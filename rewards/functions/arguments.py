@@ -59,7 +59,7 @@ class ResponseFacts:
 
     @property
     def completion(self) -> str | list[dict[str, Any]]:
-        """The response without special tokens."""
+        """The response without special tokens except tags."""
         if self._messages is None:
             return self.item.text
         return [{"role": "assistant", "content": self.item.text}]

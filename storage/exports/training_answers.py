@@ -32,7 +32,7 @@ _SCALARS = ("run_id", "prompt_id", "group_id", "trajectory_id", "reward", "promp
 _MESSAGES = field("messages", CHAT, "the prompt and the response as chat messages")
 _NATIVE = [
     *(scalar_field(name, repeated=False) for name in _SCALARS),
-    field("response", pa.string(), "the response without special tokens"),
+    field("response", pa.string(), "the response without special tokens except tags"),
     _MESSAGES,
 ]
 _NATIVE_PAIR = [

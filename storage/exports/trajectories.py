@@ -33,7 +33,7 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
 
 _FIELDS = [
     *(scalar_field(name, repeated=False) for name in SCALARS),
-    field(_RESPONSE, pa.string(), "the response without special tokens"),
+    field(_RESPONSE, pa.string(), "the response without special tokens except tags"),
     field(PROMPT_IDS, pa.list_(pa.int32()), "token ids of the prompt"),
     *(field(column.plural, _list_of(column.type), column.meaning) for column in TOKEN_FIELDS),
 ]

@@ -339,7 +339,7 @@ class BroadcastReply(Message, frozen=True, kw_only=True, tag=True):
 
 
 class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One response to score. `text` is the decoded response without special tokens, `finished` is
+    """One response to score. `text` is the decoded response without silent tokens, `finished` is
     False for one cut at the length limit; `info` is a JSON object as text, `messages` the JSON of
     the row's prompt, a chat or a text in a chat template, that a function or a judge reads; images
     in it are named by their SHA-256, and are files of that name in the folder `media`. Token ids

@@ -15,7 +15,7 @@ Role = Literal["system", "user", "tool", "assistant"]
 
 
 class PolicyTurn(msgspec.Struct, frozen=True, array_like=True):
-    """A turn of the policy: its text without special tokens, and how many tokens it has. For an
+    """A turn of the policy: its text without silent tokens, and how many tokens it has. For an
     agent also their ids and logprobs, and how many tokens stand before them."""
 
     text: str
