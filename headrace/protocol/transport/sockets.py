@@ -177,7 +177,7 @@ class Router(_BoundSocket):
 
 
 class BlockingRouter(_BoundSocket):
-    """Router without event loop and deliveries, for requests that are repeated. One thread only."""
+    """Router without event loop and deliveries, for repeated requests. One thread at a time."""
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """The next good message and its sender; None when the time is over."""
