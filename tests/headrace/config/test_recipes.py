@@ -1,5 +1,7 @@
 """Every recipe that is shipped: it loads, nothing contradicts, and it names every slot."""
 
+import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,23 @@ def load(name: str, *overrides: str) -> RunConfig:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_it_loads_and_nothing_is_wrong(path: Path) -> None:
     assert problems(load_recipe(path)) == []
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The overrides of each `headrace train` in the comment at a recipe's top."""
+    head = path.read_text(encoding="utf-8").split("\nname =")[0]
+    calls = re.findall(r"headrace train (recipes/.*)", re.sub(r"\\\n#", "", head))
+    words = [shlex.split(call, comments=True) for call in calls]
+    assert {FOLDER.parent / first for first, *_ in words} == {path}
+    return [[word for word in rest if "=" in word] for _, *rest in words]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_each_command_of_its_head_works_and_changes_something(path: Path) -> None:
+    for overrides in filter(None, commands(path)):
+        changed = load_recipe(path, overrides)
+        assert problems(changed) == []
+        assert changed != load_recipe(path)
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
