@@ -24,7 +24,7 @@ PACKAGES = (
 EXTRAS = {
     "train": (
         "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
-        "matplotlib", "peft", "scipy", "aiohttp", "xxhash",
+        "matplotlib", "peft", "scipy", "aiohttp", "xxhash", "ir_measures",
     ),
     "dashboard": ("streamlit", "altair"),
     "ray": ("ray",),

@@ -4,6 +4,7 @@ The commands that read a run are called in a process to which the packages of al
 they were not installed. One slow test installs the base into an environment of its own.
 """
 
+import ast
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.host.install import EXTRAS
+from headrace.host.install import EXTRAS, PACKAGES
 from headrace_cli.commands.system.doctor import BASE, examine
 from tests.dashboard.scripted_run import write_run
 
@@ -169,6 +170,20 @@ def test_a_base_without_its_own_packages_is_bad(monkeypatch: pytest.MonkeyPatch)
     )
     wrong = {f.topic: f.text for f in examine() if f.level == "bad"}
     assert "pip install" in wrong["duckdb"]
+
+
+def test_what_a_module_imports_at_its_top_is_declared() -> None:
+    tops = set[str]()
+    for file in (file for name in PACKAGES for file in (ROOT / name).rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                tops |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                tops.add(node.module.partition(".")[0])
+    base = {{"pyzmq": "zmq"}.get(name, name.replace("-", "_")) for name in BASE}
+    brought = {"vllm", "openai", "pydantic_core", "starlette"}  # the last three by others
+    known = {*sys.stdlib_module_names, *PACKAGES, *base, *brought}
+    assert tops <= known.union(*EXTRAS.values())
 
 
 def test_extras_of_the_distribution_are_those_that_the_program_knows() -> None:
