@@ -132,6 +132,26 @@ def test_each_part_of_vapo_is_a_switch(overrides: list[str]) -> None:
     assert all(override in head for override in overrides)
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("rloo", ["schedule.mode=streaming", "algorithm.ratio.kind=tis"]),
+        (
+            "reinforcepp",
+            [
+                "schedule.num_generations=4", "schedule.unit=group",
+                "algorithm.advantages.baseline=mean", "algorithm.kl.where=loss",
+                "algorithm.kl.estimator=k2",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_the_variants_at_a_head_are_accepted(name: str, overrides: list[str]) -> None:
+    assert problems(load(name, *overrides)) == []
+    head = (FOLDER / "algorithms" / f"{name}.toml").read_text(encoding="utf-8")
+    assert all(override in head.split("\nname =")[0] for override in overrides)
+
+
 def test_a_name_switches_nothing() -> None:
     named = load("dapo").algorithm
     renamed = load("dapo", "algorithm.name=x").algorithm
