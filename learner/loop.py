@@ -42,14 +42,16 @@ def run_loop(
                 if publisher is not None:
                     publisher.behind.written(None)  # of a line that is given up
                 trainer.go_back(message.line)
-                _greet(inbox)
+                if inbox is not None:
+                    inbox.greet()
             case m.Batch() if not trainer.is_next(message):
                 _LOG.error(
                     "update %d of lineage %d is refused: the weights are from update %d of lineage "
                     "%d", message.update, message.lineage, trainer.position.update,
                     trainer.position.lineage,
                 )  # fmt: skip
-                _greet(inbox)
+                if inbox is not None:
+                    inbox.greet()
             case m.Batch():
                 answer, waiting = _update(message, inbox, publisher, relay, trainer)
             case m.WeightRequest():
@@ -65,11 +67,6 @@ def run_loop(
                 trainer.announce_written(publisher, reported=True)
             while trainer.notices:  # an answer means that Hello was said
                 inbox.send(trainer.notices.pop(0))
-
-
-def _greet(inbox: Inbox | None) -> None:
-    if inbox is not None:
-        inbox.greet()
 
 
 def _update(

@@ -70,7 +70,9 @@ class RankCheckpoints:
         self._root, self._config, self._rank = root, config, rank
         self._relay, self._reads, self._work = relay, reads, work
         self.passed_over: list[str] = []
-        self._tell, self.writing = tell, WriteBehind[Path | None]("checkpoint", tell)
+        self._tell = tell
+        # Rank 0 waits for the files of the others, while these wait to hear of it.
+        self.writing = WriteBehind[Path | None]("checkpoint", tell, fatal=rank > 0)
 
     def newest(self, among: Callable[[int, int | None], bool] | None = None) -> Path | None:
         """Find the newest whole checkpoint. A collective; one rank of each host reads."""

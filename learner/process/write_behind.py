@@ -1,9 +1,11 @@
 """Writing in a thread, while the learner trains on: of weights to publish, and of checkpoints.
 
 In: a function that writes, and may say what its disk lacks. Out: its result, or its exception, in
-the thread that asks. Promise: one write at a time; what a disk lacks is told in that thread, too.
+the thread that asks. Promise: one write at a time; what a disk lacks is told there, too.
 """
 
+import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,14 +15,17 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 Tell = Callable[[str], None]
 _POLL_S = 0.2
+_LOG = logging.getLogger("headrace.learner")
 
 
 class WriteBehind(Generic[T]):
     """One write after the other, each in a thread of its own. `tell` receives what a disk lacks,
     and an empty text when it goes on."""
 
-    def __init__(self, name: str, tell: Tell) -> None:
-        self._name, self._tell, self._told = name, tell, deque[str]()
+    def __init__(self, name: str, tell: Tell, *, fatal: bool = False) -> None:
+        """`fatal`: the first failure ends the process, whose other threads may wait for peers."""
+        self._name, self._tell, self._fatal = name, tell, fatal
+        self._told = deque[str]()
         self._writing: Future[T] | None = None
 
     def begin(self, write: Callable[[Tell], T]) -> None:
@@ -34,6 +39,9 @@ class WriteBehind(Generic[T]):
                 writing.set_result(write(self._told.append))
             except BaseException as error:
                 writing.set_exception(error)
+                if self._fatal:
+                    _LOG.exception("the %s cannot be written", self._name)
+                    os._exit(1)
 
         threading.Thread(target=run, name=self._name, daemon=True).start()
 

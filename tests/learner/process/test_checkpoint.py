@@ -2,6 +2,7 @@
 
 import errno
 import os
+import queue
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from headrace.host import disk
 from headrace.run_files.run_folder import manifest_text, read_manifest
 from learner.process.checkpoint import mismatch, newest, write_checkpoint
+from learner.process.write_behind import Tell, WriteBehind
 from tests.small_disk import small_disk
 
 
@@ -199,3 +201,19 @@ def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, know
         assert mismatch(path) is None
         assert sorted(p.name for p in root.iterdir()) == ["latest", "step_1", "step_2"]
     assert told == [f"room for {needs:,} bytes in {root}, and 0 are free", ""]
+
+
+def test_a_failed_write_of_a_rank_that_waits_for_others_ends_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody asks for its result: the rank waits to hear of rank 0, which waits for its file."""
+    codes = queue.Queue[int]()
+    monkeypatch.setattr(os, "_exit", codes.put)
+
+    def stale(_tell: Tell) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "policy-1.safetensors")
+
+    WriteBehind[None]("checkpoint", print, fatal=True).begin(stale)
+    assert codes.get(timeout=60) == 1
+    assert "the checkpoint cannot be written" in caplog.text
+    assert os.strerror(errno.ESTALE) in caplog.text
