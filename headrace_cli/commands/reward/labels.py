@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 
 from headrace.config.sections.run import RunConfig
-from headrace.config.sections.task import DatasetConfig
 from headrace.data.tokenizer import decoded
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
@@ -55,7 +54,7 @@ class AnswerToLabel:
 
 
 def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[AnswerToLabel]:
-    """The answers of the file, or prompts whose answers are still to be sampled."""
+    """The file's answers to training prompts, or prompts whose answers are still to be sampled."""
     from rewards.models.encoding import prompt_ids
     from tasks.datasets.answers import FinishedAnswer, read_answers
 
@@ -67,9 +66,11 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
             for row, ids in islice(training_prompts(config, tokenizer), arguments.samples)
         ]
     else:
-        dataset = task if isinstance(task, DatasetConfig) else None
-        keys = (dataset.prompt_key, dataset.answer_key) if dataset else (None, None)
-        rows = read_answers(arguments.answers, prompt_key=keys[0], answer_key=keys[1])
+        keys = (task.prompt_key, task.answer_key) if task.kind == "dataset" else (None, None)
+        every = read_answers(arguments.answers, prompt_key=keys[0], answer_key=keys[1])
+        rows = [row for row in every if row.info.get("purpose") not in ("eval", "along")]
+        if not rows:
+            raise UserError(f"{arguments.answers} has no answers to training prompts")
     for index, (row, item) in enumerate(zip(rows, items_of(config, rows), strict=True)):
         asked, ids = row.prompt_ids, row.completion_ids
         if asked is None:

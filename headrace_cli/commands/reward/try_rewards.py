@@ -11,7 +11,6 @@ from typing import Any
 
 from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
-from headrace.config.sections.task import DatasetConfig
 from headrace.errors import UserError, visible
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.run.train import config_from_arguments
@@ -28,7 +27,7 @@ def try_rewards(arguments: argparse.Namespace) -> int:
     from tasks.datasets.answers import read_answers
 
     task = config.task
-    keys = (task.prompt_key, task.answer_key) if isinstance(task, DatasetConfig) else (None, None)
+    keys = (task.prompt_key, task.answer_key) if task.kind == "dataset" else (None, None)
     rows = read_answers(arguments.file, prompt_key=keys[0], answer_key=keys[1])
     columns = {name for row in rows for name in row.info}
     reward = check_sources(config.reward, lambda: columns)

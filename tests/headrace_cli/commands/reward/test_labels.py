@@ -95,10 +95,12 @@ def labelled(
 def test_answers_of_a_file_are_labelled_and_those_there_are_not_made_again(
     recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """An answer to a held-out prompt, in an export, is none to train on."""
     file = write(
         tmp_path / "answers.jsonl",
         *({"prompt": "a1b2=", "completion": text, "answer": "3"} for text, _ in ANSWERS),
         {"prompt": "a1b2=", "completion": "!\n", "answer": "3"},
+        {"prompt": "c3d4=", "completion": "1\n", "answer": "3", "purpose": "eval"},
     )
     out = tmp_path / "labels.jsonl"
     told = labelled(capfd, recipe, out, "--answers", file, "--k", "6")
