@@ -357,7 +357,7 @@ class CriticPrompts:
         self._config, self._tokenizer = config, tokenizer
         self._files: dict[str, dict[str, Anchor]] = {}
         self._columns: dict[str, str] = {}
-        if not config.algorithm.reads_anchors:
+        if not config.anchor_tokens:
             return
         for name, source in config.reward.each().items():
             if source.kind == "pairwise" and (file := source.options.get("anchors")):

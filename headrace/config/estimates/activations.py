@@ -148,8 +148,9 @@ def policy_packs(config: RunConfig) -> list[PackShape]:
 
 def value_packs(config: RunConfig) -> list[PackShape]:
     """The packs of a value update that may take most; the longest trajectory's is the first."""
-    own = PackShape(config.longest, config.task.max_response_length, config.longest)
-    return [own, _full(config.learner.micro_batch_tokens, config.longest)]
+    longest = config.longest + config.anchor_tokens
+    own = PackShape(longest, config.task.max_response_length, longest)
+    return [own, _full(config.learner.micro_batch_tokens, longest)]
 
 
 def _full(budget: int, longest: int) -> PackShape:

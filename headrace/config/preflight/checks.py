@@ -113,9 +113,10 @@ def check_model(config: RunConfig) -> ModelShape:
         raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
     others = (of(config, shape) if trains else None for of in (critic_shape, reference_shape))
     for name, read in zip(("model", "value model", "reference"), (shape, *others), strict=True):
-        if read and read.context < config.longest and config.generator.engine != "fake":
+        tokens = config.longest + (config.anchor_tokens if name == "value model" else 0)
+        if read and read.context < tokens and config.generator.engine != "fake":
             raise UserError(
-                f"prompt and answer may have {config.longest} tokens, and the {name}'s context is "
+                f"prompt and answer may have {tokens} tokens, and the {name}'s context is "
                 f"{read.context}: lower task.max_prompt_length or max_response_length, or, with an "
                 "environment, set environment.max_context"
             )

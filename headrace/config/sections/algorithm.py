@@ -278,8 +278,3 @@ class AlgorithmConfig(StrictModel):
     def fits_value(self) -> bool:
         """Return whether the value model is fitted, and not trained by gradient."""
         return self.value is not None and self.value.fit == "least_squares"
-
-    @property
-    def reads_anchors(self) -> bool:
-        """Return whether the value model reads anchors."""
-        return self.value is not None and self.value.context == "anchor"

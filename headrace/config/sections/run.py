@@ -75,6 +75,12 @@ class RunConfig(StrictModel):
         return min(longest, self.environment.max_context or longest)
 
     @property
+    def anchor_tokens(self) -> int:
+        """Maximum tokens of an anchor, which the value model reads besides; 0: it reads none."""
+        value = self.algorithm.value
+        return self.task.max_response_length if value and value.context == "anchor" else 0
+
+    @property
     def prefix_is_fresh(self) -> bool:
         """Return whether generators read every prefix with the weights that continue it. A stream
         without staleness works in rounds."""

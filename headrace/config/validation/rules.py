@@ -72,7 +72,7 @@ def _too_long_for_a_message(config: RunConfig) -> bool:
         length=config.longest - config.task.max_prompt_length,
         window=config.window,
         members=config.schedule.num_generations,
-        aside=config.task.max_response_length if config.algorithm.reads_anchors else 0,
+        aside=config.anchor_tokens,
         turns=config.environment.max_turns if config.environment else 0,
         images=config.task.max_images,
     )
@@ -404,7 +404,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "algorithm.value.context",
         lambda c: (
-            c.algorithm.reads_anchors
+            c.anchor_tokens > 0
             and all(source.kind != "pairwise" for source in c.reward.each().values())
         ),
         '"anchor" is for rewards of the kind "pairwise", and there are none',

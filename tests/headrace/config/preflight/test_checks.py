@@ -290,6 +290,8 @@ def test_weights_that_were_cut_off_are_one_line(recipe: Path, rest: bytes) -> No
         (["generator.engine=fake"], 319, None),
         (["environment.name=guess"], 1343, "may have 1344 tokens, and the model"),
         (["environment.name=guess", "environment.max_context=300"], 319, None),
+        (["algorithm.value.context=anchor"], 559, "may have 560 tokens, and the value model's"),
+        (["algorithm.value.context=anchor"], 560, None),
     ],
 )
 def test_answers_have_to_fit_the_models_context(
