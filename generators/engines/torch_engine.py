@@ -143,14 +143,15 @@ class TorchEngine:
 
     async def load_weights(self, path: Path, version: int) -> LoadReport:
         loop, began = asyncio.get_running_loop(), time.perf_counter()
-        reason = await asyncio.to_thread(self._layout.mismatch, path)
-        odd = self._layout.shapes.keys() - self._model.state_dict().keys()
-        if reason is None and odd:  # Of experts a file has many weights, and the model one.
-            reason = f"torch has no {min(odd)} to load: set generator.engine to vllm"
-        if reason is not None:
+        # Of experts a file has many weights, and the model one.
+        if odd := self._layout.shapes.keys() - self._model.state_dict().keys():
+            raise WeightsRefusedError(f"torch has no {min(odd)}: set generator.engine to vllm")
+        if reason := await asyncio.to_thread(self._layout.mismatch, path):
             raise WeightsRefusedError(reason)
-        # Before the present step ends, the owner may have removed it: three versions are kept.
-        weights = await asyncio.to_thread(load_file, path)
+        try:  # Three versions are kept: the owner may remove it now, or before the step ends.
+            weights = await asyncio.to_thread(load_file, path)
+        except OSError as error:
+            raise WeightsRefusedError(str(error)) from error
         gap = await loop.run_in_executor(self._thread, self._load, weights, version)
         return LoadReport(gap, time.perf_counter() - began)
 
