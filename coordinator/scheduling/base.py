@@ -147,9 +147,9 @@ class BatchSelector:
     def warmup_set(self, prompts: int) -> list[Trajectory] | None:
         """Return all scored answers to the first prompts; None while one is missing."""
         account = self._account
-        # Groups stand in the order in which they were issued.
-        groups = (g.group_id for g in account.groups.values() if g.purpose == "train")
-        first = set(islice(groups, prompts))
+        # In the order in which they were issued, without branches, which have no position.
+        asked = (g for g in account.groups.values() if g.purpose == "train" and g.position >= 0)
+        first = {group.group_id for group in islice(asked, prompts)}
         if len(first) < prompts or any(t.group_id in first for t in account.active.values()):
             return None
         return [t for t in self.waiting() if t.group_id in first]

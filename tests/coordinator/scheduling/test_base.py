@@ -15,6 +15,7 @@ from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.records.record_types import ClosedWindow, GroupIssued, Record
 from headrace.protocol.token_spans import Mark, MediaRun, Streams
+from headrace.trajectory.trajectories import issued_again
 from headrace.trajectory.windows import Window, trajectory_of
 from tests.coordinator.world import World, make_config, policy_windows, value_trajectories
 
@@ -508,6 +509,29 @@ def test_a_warm_up_waits_for_all_answers_to_its_prompts(mode: str, restarts: boo
     world.commit()
     assert not world.scheduler.warming
     assert world.account.ledger.balance() == 0
+
+
+def test_a_branch_of_an_agent_is_no_prompt_of_a_warm_up() -> None:
+    """Two prompts are waited for, however often the first one's agent rewrites its history."""
+    value = {"warmup_updates": 1, "warmup_prompts": 2}
+    world = World(make_config(schedule={"mode": "streaming"}, algorithm={"value": value}))
+    (origin,) = world.issue()
+    group, key = world.account.groups[origin.group_id], world.state.next_trajectory
+    world.note(
+        issued_again(
+            group, group_id=world.state.next_group, position=-1, trajectory_ids=[key], seeds=[0]
+        )
+    )
+    found = []
+    for _ in range(2):
+        for trajectory in world.running():
+            world.lease(trajectory)
+            world.chunk(trajectory, 2, "stop")
+            world.reward(trajectory)
+        found.append(world.scheduler.selector.warmup_set(2))
+        world.issue()
+    second = world.account.trajectories[key + 1]
+    assert found == [None, [origin, second]]
 
 
 @pytest.mark.parametrize("hot", [False, True])
