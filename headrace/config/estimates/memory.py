@@ -155,10 +155,9 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
         parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
         published = published_bytes(config, shape)
         parts["published weights"] = (KEPT_VERSIONS + 1) * published
-        copies = on_gpu or config.publishes_copies
-        parts["copy to publish"] = published if copies else 0
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)
-        if copies:
+        if on_gpu or config.publishes_copies:
+            parts["copy to publish"] = published
             # A checkpoint is written from copies: one of the models, each rank's of its optimizers.
             parts["copy to checkpoint"] = checkpoint_bytes(config, shape)
         if on_cpu:
@@ -196,7 +195,9 @@ def checkpoint_bytes(config: RunConfig, shape: ModelShape) -> int:
     width = 2 if config.learner.precision == "bfloat16" else 4
     critic, rank = critic_shape(config, shape), trained_bytes(config, shape, on_gpu=False)
     models = shape.parameters + (critic.parameters if critic else 0)
-    return width * models + config.learner.ranks * rank["optimizers"]
+    # At ZeRO 3 float32 weights are in a share, too: no others are beside its two moments.
+    numbers = 1.5 if width == 4 and config.learner.zero_stage == 3 else 1.0
+    return width * models + int(config.learner.ranks * rank["optimizers"] * numbers)
 
 
 def _scorer_bytes(source: SourceConfig) -> int:

@@ -12,7 +12,13 @@ import pytest
 
 from headrace.config.device_defaults import resolve, resolve_learner
 from headrace.config.estimates.activations import value_activations, value_packs
-from headrace.config.estimates.memory import carried_bytes, gpu_memory, host_memory, trained_bytes
+from headrace.config.estimates.memory import (
+    carried_bytes,
+    checkpoint_bytes,
+    gpu_memory,
+    host_memory,
+    trained_bytes,
+)
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.loading.hub import is_hub_name, with_local_model
 from headrace.config.loading.recipe import load_recipe
@@ -548,6 +554,16 @@ def test_every_part_is_of_the_processes_of_a_role_or_of_files(make_config: Make)
     assert sum(map(found.of_role, roles)) == found.total
     assert found.of_role("generator") == found.parts["generators"] + found.parts["kv cache"]
     assert found.of_role("") == found.parts["published weights"]
+
+
+def test_a_checkpoint_has_float32_weights_of_each_share(make_config: Make) -> None:
+    """A rank saves them at ZeRO 3, as at ZeRO 2, though the optimizer holds no others there."""
+    shape = ModelShape(1000, 1, 1, 1, 1, 1, 1, 1)
+    two, three = (
+        checkpoint_bytes(make_config("learner.precision=float32", f"learner.zero_stage={n}"), shape)
+        for n in (2, 3)
+    )
+    assert two == three == 2 * 4 * 1000 + 2 * 12 * 1000
 
 
 def test_parameters_are_reckoned_where_weights_are_not_there(tmp_path: Path) -> None:
