@@ -207,7 +207,8 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     except UserError as error:
         say(Ready(str(error)))
         return
-    episodes = ChildEpisodes(make)
+    unused = [first]  # It may hold what only the end of an episode closes.
+    episodes = ChildEpisodes(lambda: unused.pop() if unused else make())
     tools, pays = getattr(first, "schemas", []), getattr(first, "pays", True)
     again = getattr(first, "replayable", True)
     say(Ready(waits=waits(first), replayable=again, tools=tools, pays=pays))

@@ -83,6 +83,22 @@ class Lingering(Echo):
         time.sleep(0.8)
 
 
+class Counted(Echo):
+    """Opens something when it is made, which its end closes."""
+
+    is_open = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        Counted.is_open += 1
+
+    def reset(self, row: dict[str, Any], seed: int) -> str:
+        return f"{Counted.is_open} open"
+
+    def close(self) -> None:
+        Counted.is_open -= 1
+
+
 class Steady(Echo):
     """Takes as long for each turn."""
 

@@ -127,6 +127,16 @@ def test_episodes_keep_their_state_apart(thing: str) -> None:
     play(thing, story, children=2, opening="hello")
 
 
+def test_the_one_whose_attributes_are_told_plays_the_first_episode() -> None:
+    """Nothing else would close it."""
+
+    async def story(player: Player) -> None:
+        said = [texts(await player.begin(number)) for number in range(2)]
+        assert said == [["1 open"], ["2 open"]]
+
+    play("Counted", story)
+
+
 def test_coroutines_wait_together() -> None:
     async def story(player: Player) -> None:
         await asyncio.gather(*map(player.begin, range(30)))
