@@ -148,9 +148,8 @@ class AnchorSelection:
 
     async def pick_all(self, prompts: Sequence[AnchorPrompt], file: RowFile, total: int) -> None:
         """Put a row of every prompt into the file, in the order in which they are done."""
-        capacity = self._config.generator.seats
         # One more than fill the engine, so that it writes while others are judged.
-        at_once = -(-capacity // self._count) + 1
+        at_once = -(-self._config.generator.seats // self._count) + 1
         async with (
             serve_judges(self._config),
             open_sampler(self._config) as sampler,
@@ -223,8 +222,7 @@ class AnchorJudges:
         from rewards.preflight import check_sources
         from tasks.datasets.source import info_columns
 
-        reward = config.reward
-        each = reward.each()
+        each = config.reward.each()
         if by is not None and by not in each:
             known = ", ".join(sorted(each))
             raise UserError(f"--by {by}: there is no such source of rewards (there are {known})")
@@ -236,13 +234,12 @@ class AnchorJudges:
                     f"the source {name!r} scores groups, and an anchor is picked by scores of "
                     "single answers; name another source in --by"
                 )
-        pairwise = {name for name, source in used.items() if source.kind == "pairwise"}
-        self._compare = {name: _comparison(used[name]) for name in sorted(pairwise)}
-        scorers = {name: source for name, source in used.items() if name not in pairwise}
+        self._compare = {n: _comparison(s) for n, s in used.items() if s.kind == "pairwise"}
+        scorers = {n: s for n, s in used.items() if n not in self._compare}
         self._scorers: RewardConfig | None = None
         """The section of the sources that score, each of which was loaded once."""
         if scorers:
-            reward = reward.model_copy(update={"sources": scorers})
+            reward = config.reward.model_copy(update={"sources": scorers})
             self._scorers = check_sources(reward, lambda: info_columns(config.task))
         self._one_model = asyncio.Lock()
         self._desk: Any = None

@@ -99,12 +99,11 @@ def label(arguments: argparse.Namespace) -> int:
     labeler = AnswerLabeler(config, arguments.k, fenced=arguments.fenced)
     if todo:
         asyncio.run(labeler.label_all(todo, file, len(answers)))
-    rows = file.rows
-    if not rows:
+    if not file.rows:
         raise RunFailedError(f"no answer could be labelled; the last: {labeler.failures[-1]}")
     wanted = "revised" if arguments.revised_only else "counted"
     kept = file.finish(lambda row: bool(row[wanted]))
-    result = _summary(list(rows.values())) | {
+    result = _summary(list(file.rows.values())) | {
         "unlabelled": len(labeler.failures),
         "rows": kept,
         "sampled_tokens": labeler.tokens,
@@ -196,11 +195,9 @@ class AnswerLabeler:
         """The policy, as a labeler asks it."""
         from rewards.labeling.line_labels import Completion
 
-        limit = self._config.task.max_response_length
-
         async def one(prompt: Sequence[int], prefix: Sequence[int], number: int) -> Completion:
             seed = draw_seed(self._config.seed, prompt, prefix, number)
-            room = limit - len(prefix)
+            room = self._config.task.max_response_length - len(prefix)
             if room < 1:
                 return Completion((), False)
             written = await sampler.sample(prompt, prefix, max_tokens=room, seed=seed)
@@ -258,13 +255,12 @@ class AnswerLabeler:
         }
 
     def _item(self, answer: AnswerToLabel, ids: Sequence[int], *, finished: bool) -> ScoreItem:
-        with_ids = self._config.reward.token_ids
         return msgspec.structs.replace(
             answer.item,
             text=self._text(ids),
             finished=finished,
             num_tokens=len(ids),
-            completion_ids=np.array(ids, np.int32) if with_ids else None,
+            completion_ids=np.array(ids, np.int32) if self._config.reward.token_ids else None,
         )
 
 

@@ -19,8 +19,7 @@ from headrace_cli.commands.run.train import config_from_arguments
 def try_rewards(arguments: argparse.Namespace) -> int:
     """Score the answers in a file as a run would, and print each result."""
     config = config_from_arguments(arguments)
-    wrong = [line for line in problems(config) if line.startswith("reward.")]
-    if wrong:
+    if wrong := [line for line in problems(config) if line.startswith("reward.")]:
         raise UserError(wrong[0])
     from headrace_cli.commands.reward.answers import items_of
     from rewards.preflight import check_sources
@@ -29,8 +28,7 @@ def try_rewards(arguments: argparse.Namespace) -> int:
     task = config.task
     keys = (task.prompt_key, task.answer_key) if task.kind == "dataset" else (None, None)
     rows = read_answers(arguments.file, prompt_key=keys[0], answer_key=keys[1])
-    columns = {name for row in rows for name in row.info}
-    reward = check_sources(config.reward, lambda: columns)
+    reward = check_sources(config.reward, lambda: {name for row in rows for name in row.info})
     config = config.model_copy(update={"reward": reward})
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as media:
@@ -47,13 +45,12 @@ async def _score(
 ) -> None:
     from rewards.labeling.offline_scoring import score_all
 
-    sources = [item.source for item in items]
     async with serve_judges(config):
         async for score in score_all(config.reward, items):
             ok = score.status == "ok"
             line = {
                 "index": score.trajectory_id,
-                "source": sources[score.trajectory_id],
+                "source": items[score.trajectory_id].source,
                 "status": score.status,
                 "score": score.reward if ok else None,
                 "correct": score.correct if ok else None,
