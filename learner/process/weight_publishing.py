@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,7 +75,7 @@ class PublishingSchedule:
         return True
 
 
-class WeightPublisher:
+class WeightPublisher(AbstractContextManager["WeightPublisher"]):
     """Writes weights and serves them until it is closed. `behind`: the version that is written."""
 
     def __init__(
@@ -150,9 +151,6 @@ class WeightPublisher:
     def withdraw(self) -> None:
         """Broadcast the last version no more; wait until nobody reads its tensors."""
         self._server.offer(-1, {})
-
-    def __enter__(self) -> "WeightPublisher":
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.behind.close(CLOSE_S)
