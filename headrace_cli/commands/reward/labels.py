@@ -92,8 +92,7 @@ def label(arguments: argparse.Namespace) -> int:
         raise UserError("--k and --samples are at least 1")
     config = labelling_config(arguments)
     answers = list(answers_of(config, arguments))
-    settings = _settings(config, arguments, answers)
-    file = RowFile(arguments.out, settings)
+    file = RowFile(arguments.out, _settings(config, arguments, answers))
     began = time.monotonic()
     todo = [answer for answer in answers if answer.index not in file.rows]
     labeler = AnswerLabeler(config, arguments.k, fenced=arguments.fenced)
@@ -133,12 +132,11 @@ def _settings(
     digest = hashlib.blake2b(digest_size=8)
     for answer in answers:
         digest.update(repr((answer.item.prompt, answer.prompt_ids, answer.ids)).encode())
-    generator = config.generator
     return {
         "policy": config.model.path,
         "k": arguments.k,
         "fenced": arguments.fenced,
-        "temperature": generator.temperature,
+        "temperature": config.generator.temperature,
         "max_response_length": config.task.max_response_length,
         "seed": config.seed,
         "answers": digest.hexdigest(),
