@@ -33,6 +33,7 @@ PEER_KEYS: dict[str, PeerKey] = {
     "eps_clip_high": PeerKey("slime", "algorithm.policy_loss.clip_ratio_high"),
     "epsilon": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_low"),
     "epsilon_high": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_high"),
+    "eval_steps": PeerKey("TRL", "evaluation.every_updates"),
     "generate_max_len": PeerKey("OpenRLHF", "task.max_response_length"),
     "gradient_accumulation_steps": PeerKey("TRL", "learner.micro_batch_tokens"),
     "group_size": PeerKey("prime-rl", "schedule.num_generations"),

@@ -40,6 +40,7 @@ def test_translations_lead_to_keys_that_exist() -> None:
         if not peer.ours.startswith("no key"):
             first = peer.ours.split()[0]
             assert first in key_names(RunConfig), first
+    assert translate("eval_steps") == "TRL's eval_steps is evaluation.every_updates here"
     assert translate("not_a_key_of_anybody") is None
 
 
