@@ -104,7 +104,7 @@ headrace reward anchors recipes/pairwise-ppo.toml --best-of 8 --out anchors.json
 The recipe's generator writes N answers to each prompt; the best becomes its anchor. It is picked
 by the source of rewards that scores the prompt: one of the kind pairwise compares the answers with
 its model, every other one scores them. The same command goes on with what was interrupted.
-The file is options.anchors of the kind pairwise, and a dataset with a column `anchor`.
+The file is options.anchors of the kind pairwise, or a dataset (task.prompt_template is applied).
 """
 REWARD_EXAMPLES = """\
 headrace reward train recipes/reward-models/lines.toml --out models/prm

@@ -4,7 +4,7 @@ In: a recipe. Out: a file with one row per prompt (`headrace.data.anchors`): the
 who wrote it and who picked it. Answers come from the recipe's generator. They are picked by the
 source that scores the prompt, or by another one (`--by`). A source of the kind `pairwise` compares
 them with its model, and needs no anchors for that; every other one scores them as in a run. Rows
-have the task's columns too, so that the file is a dataset.
+have the task's columns too: the file is a dataset whose prompts are in the template already.
 """
 
 import argparse
