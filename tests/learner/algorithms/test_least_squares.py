@@ -21,7 +21,7 @@ def answers(seed: int, *, noise: float, tokens: int = 600) -> tuple[Tensor, Tens
 
 
 def fitted(*batches: tuple[Tensor, Tensor, Tensor], keep: float = 1.0) -> LeastSquaresHead:
-    head = LeastSquaresHead(5, CPU)
+    head = LeastSquaresHead(batches[0][0].shape[1], CPU)
     for batch in batches:
         head.refit(head.products(*batch), keep=keep)
     return head
@@ -53,6 +53,15 @@ def test_where_nothing_can_be_predicted_it_is_the_mean_return() -> None:
     assert head.values(x).numpy() == pytest.approx(float(r.mean()))
 
 
+def test_a_fold_holds_all_answers_of_a_group() -> None:
+    """Answers of the prompts 0 to 3 have the feature 0, 1, 2, 3 and return 0, 1, 0, 1: a line fits
+    them better than their mean, and tells less of a prompt that it has not seen."""
+    prompts = torch.arange(40) // 10
+    x, r = prompts.double()[:, None], (prompts % 2).double()
+    assert fitted((x, r, prompts)).penalty == math.inf
+    assert math.isfinite(fitted((x, r, torch.arange(40))).penalty)
+
+
 def test_one_answer_alone_gives_its_return() -> None:
     x, r, numbers = (part[:10] for part in answers(1, noise=0.0))
     assert fitted((x, r, numbers)).values(x).numpy() == pytest.approx(float(r.mean()))
@@ -60,10 +69,12 @@ def test_one_answer_alone_gives_its_return() -> None:
 
 
 def test_earlier_answers_fade() -> None:
-    """With `keep` 0 the last batch alone counts."""
+    """With `keep` 0 the last batch alone counts, with one half the earlier one half as much."""
     first, last = answers(1, noise=0.1), answers(2, noise=0.1)
     torch.testing.assert_close(fitted(first, last, keep=0.0).weights, fitted(last).weights)
     assert not torch.allclose(fitted(first, last).weights, fitted(last).weights)
+    half = fitted(first, last, keep=0.5).weights
+    torch.testing.assert_close(half, fitted(last, last, first).weights, rtol=1e-6, atol=1e-9)
 
 
 def test_sums_of_ranks_are_those_of_one() -> None:

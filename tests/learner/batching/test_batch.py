@@ -120,6 +120,24 @@ def test_the_overlong_penalty_is_from_the_length_of_the_whole_answer(
     assert values.rewards.tolist() == pytest.approx([0.0] * (end - 1) + [expected])
 
 
+def test_answers_of_a_prompt_are_one_group_to_the_value_model() -> None:
+    """Their ids differ, and none of them may tell of another in a fit."""
+    sequences = [
+        structs.replace(answer(3), trajectory_id=key, group_id=group)
+        for key, group in ((4, 1), (5, 1), (6, 2))
+    ]
+    values = [
+        ValueTrajectory(
+            trajectory_id=sequence.trajectory_id, sequence=i, length=3, rewards=[],
+            logprobs=np.zeros(0, np.float32),
+        )
+        for i, sequence in enumerate(sequences)
+    ]  # fmt: skip
+    shard = Shard(sequences=sequences, windows=[], values=values)
+    made = value_batch(shard, shape=algorithm().shape_rewards, kl_coef=0.0, device=CPU)
+    assert made.groups == [1, 1, 2]
+
+
 def test_an_outcome_is_shaped_by_the_length_of_the_whole_answer() -> None:
     """The answer went on to 35 of 40 tokens and earned 1, of which the penalty leaves a half."""
     config = {"kind": "egae", "boundary": "outcome"}
