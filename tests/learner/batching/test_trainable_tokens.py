@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.protocol.messages.batches import PolicyWindow, Shard, ValueTrajectory
-from headrace.protocol.token_spans import Coefficient, Mark, Reward
+from headrace.protocol.token_spans import Coefficient, Mark, Reward, Span
 from learner.batching.batch import PolicyBatch, groups_of, policy_batch, value_batch
 from learner.batching.shards import merge_shards
 from learner.batching.trainable_tokens import count_before, runs_between
@@ -50,10 +50,14 @@ def test_runs_are_sets_of_positions(seed: int, start: int, end: int) -> None:
 @given(st.integers(0, 10_000), st.integers(1, 20))
 def test_every_stream_stands_at_its_token(seed: int, window: int) -> None:
     """Each sampled token of each window, one by one: reward, weight, mask, coefficient, mark,
-    version; and the way back by position."""
+    version, which is another at each; and the way back by position."""
     shard = record(seed=seed, trajectories=4, window=window, turns=True)
     marks = [Mark("hot", 0, 1), Mark("hot", 7, 9)]
-    shard = replace(shard, windows=[replace(w, marks=marks) for w in shard.windows])
+    windows = []
+    for w in shard.windows:
+        own = own_of([(span.start, span.end) for span in w.spans])
+        windows.append(replace(w, marks=marks, spans=[Span(p % 3, p, p + 1) for p in own]))
+    shard = replace(shard, windows=windows)
     half, t = half_of(shard), 0
     assert isinstance(half.kl_coef, torch.Tensor)
     numbered = np.arange(half.mask.numel(), dtype=np.float32)
@@ -75,7 +79,9 @@ def test_every_stream_stands_at_its_token(seed: int, window: int) -> None:
             assert half.behaviour[t].item() == window_.logprobs[p - window_.start]
             assert half.reads.targets[t] == sequence.token_ids[sequence.opening + p]
             assert half.reads.position_of[t] == sequence.opening + p
-            assert half.versions[t].item() == 1
+            assert half.versions[t].item() == p % 3
+            fresh = not window_.start and all(q % 3 == 1 for q in at[: i + 1])
+            assert half.same_version[t].item() == fresh
             assert spread[p - window_.start] == t
             t += 1
         inserted = set(range(window_.start, window_.end)) - set(at)
