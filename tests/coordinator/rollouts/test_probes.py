@@ -172,9 +172,11 @@ def test_a_restart_goes_on_with_the_same_probes() -> None:
     assert second._probe([account.trajectories[key] for key in range(40)]) == whole
 
     def said(of: list[Any]) -> list[Any]:
-        return [(r.group_id, r.prefix, r.prompt_ids.tolist(), r.trajectory_ids) for r in of]
+        places = [(r.group_id, r.prefix, r.position, r.trajectory_ids, r.seeds) for r in of]
+        return [*places, *(r.prompt_ids.tolist() for r in of)]
 
     assert said(again[len(known) + 3 :]) == said(issued[3:])
+    assert len({seed for r in issued for seed in r.seeds}) == CONTINUATIONS * len(issued)
 
 
 @pytest.mark.parametrize(("explained", "tells"), [(0.1, 1), (0.25, 0)])
