@@ -81,6 +81,8 @@ def assert_books_match(world: World) -> None:
     assert account.closed == closed
     waiting = sum(t.sampled for t in account.trajectories.values() if t.value in WAITING)
     assert account.ledger.value_accounts["waiting"] == waiting
+    assert account.ledger.value_accounts.total() == account.ledger.value_finished
+    assert account.ledger.dropped.total() == account.ledger.accounts["dropped"]
 
 
 WAITING = ("waiting", "taken")
