@@ -98,8 +98,9 @@ def picture(value: Any) -> Any:
         return [picture(x) for x in value]
     if isinstance(value, set):
         return sorted(picture(x) for x in value)
-    names = getattr(value, "__dict__", None) or getattr(value, "__slots__", None)
-    names = names or getattr(value, "__struct_fields__", None)
+    # Slots of a struct are the fields of its own class alone.
+    names = getattr(value, "__dict__", None) or getattr(value, "__struct_fields__", None)
+    names = names or getattr(value, "__slots__", None)
     if names and not isinstance(value, str | int | float | bool):
         return {name: picture(_settled(value, name)) for name in names}
     return value
