@@ -10,13 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from coordinator.connections.peers import Peer, Peers
 from coordinator.hub import TrainingClock
-from coordinator.training.gauges import Gauges, _prefill
+from coordinator.training.gauges import Gauges, _outcomes, _prefill
 from headrace.protocol.messages.control import GeneratorReport, Hello
+from headrace.protocol.records.record_types import TrajectoryStatus
+from headrace.protocol.token_spans import EnvironmentStep
+from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.stage import LEARNER, endless, staged
 
 
@@ -103,6 +107,38 @@ def test_prefill_is_counted_over_generators() -> None:
     ]
     assert _prefill(reports) == {"perf/prefill_per_token": 3.0}
     assert _prefill([report(idle=0.0, busy=1.0)]) == {}
+
+
+def test_figures_of_the_answers_that_end_in_a_batch() -> None:
+    """One is cut at the limit, and one has no reward; two are episodes, one of which has a figure
+    at its second step alone."""
+    answers = []
+    ends: tuple[tuple[int, TrajectoryStatus, float | None], ...] = (
+        (2, "finished", 1.0), (4, "truncated", -1.0), (9, "finished", None),
+    )  # fmt: skip
+    for sampled, status, reward in ends:
+        answer = Trajectory(0, 0, "train", np.zeros(1, np.int32), 0)
+        answer.sampled, answer.status, answer.reward = sampled, status, reward
+        answers.append(answer)
+    answers[0].steps = [
+        EnvironmentStep(turn=0, digest="", seconds=1.0),
+        EnvironmentStep(turn=3, digest="", seconds=4.0, metrics={"hits": 2.0}),
+    ]
+    answers[1].steps = [EnvironmentStep(turn=1, digest="", seconds=4.0, metrics={"hits": 0.5})]
+    assert _outcomes(answers) == {
+        "environment/turns": 2.0,
+        "environment/hits": 1.25,
+        "environment/step_s": 3.0,
+        "response_length/mean": 5.0,
+        "response_length/max": 9.0,
+        "response_length/min": 2.0,
+        "response_length/clip_ratio": pytest.approx(1 / 3),
+        "reward/mean": 0.0,
+        "reward/std": 1.0,
+        "reward/max": 1.0,
+        "reward/min": -1.0,
+    }
+    assert _outcomes([]) == {}
 
 
 def test_a_generator_that_came_back_counts_from_its_own_start(world: Any) -> None:
