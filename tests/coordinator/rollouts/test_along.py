@@ -1,9 +1,12 @@
 """Evaluations along the stream: training goes on, and nothing that judges a run reads them."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from coordinator.rollouts.along import AlongEvaluation
 from headrace.protocol.records.record_types import (
     EvaluationDone,
     GroupIssued,
@@ -18,6 +21,7 @@ from storage import queries
 from storage.audit import audit_run
 from tests.coordinator.rollouts.test_evaluation import whole_run
 from tests.coordinator.test_loop import run_config
+from tests.coordinator.world import World, make_config
 
 
 @pytest.mark.parametrize("evaluated", [4, 24])
@@ -66,3 +70,26 @@ async def test_held_out_prompts_are_answered_beside_training(
     assert len(queries.evaluations(run_dir)) == 2
     assert compare(run_dir).problems == []
     assert [f for f in audit_run(run_dir).findings if f.kind != "checkpoint"] == []
+
+
+def test_figures_are_those_of_all_that_were_asked() -> None:
+    """Two tokens of version 0 that are right and earn nothing, four of version 1 that are wrong and
+    earn something, and three without a score."""
+    world = World(make_config(schedule={"num_generations": 3}))
+    answers = world.issue("along")
+    scores = ((2, 0.0, True), (4, 1.0, False), (3, None, True))
+    for answer, (tokens, reward, correct) in zip(answers, scores, strict=True):
+        world.chunk(answer, tokens, "stop")
+        world.reward(answer, reward, correct=correct)
+        world.publish(1)
+    hub: Any = SimpleNamespace(state=world.state, account=world.account)
+    nobody: Any = None
+    evaluation = AlongEvaluation(hub, nobody, lambda figures: None)
+    assert not evaluation.open
+    evaluation._asked = answers
+    assert evaluation._result() == {
+        "along/accuracy": pytest.approx(1 / 3),
+        "along/response_length": 3.0,
+        "along/first_version": 0.0,
+        "along/last_version": 1.0,
+    }
