@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -156,6 +157,20 @@ def test_a_reward_that_is_no_number_of_use_makes_the_score_invalid(reward: float
     sound = sound_score(m.Score(trajectory_id=1, status="ok", reward=reward))
     assert (sound.status, sound.reward) == ("invalid", 0.0)
     assert "the reward" in (sound.error or "")
+
+
+def test_each_sibling_of_a_group_is_judged_by_itself() -> None:
+    """A bad number makes the score invalid where it is, and a bad line the whole score."""
+    good, bad = (m.Score(trajectory_id=i, status="ok", reward=r) for i, r in ((1, 0.5), (2, -2e9)))
+    nested = msgspec.structs.replace(good, siblings=[bad])
+    sound = sound_score(m.Score(trajectory_id=1, status="ok", siblings=[nested, bad]))
+    assert sound.status == "ok"
+    assert [(s.status, s.reward, s.siblings) for s in sound.siblings] == [
+        ("ok", 0.5, []), ("invalid", 0.0, []),
+    ]  # fmt: skip
+    lines = m.Score(trajectory_id=1, status="ok", lines=[0.5, None, math.inf], siblings=[good])
+    sound = sound_score(lines)
+    assert (sound.status, sound.lines, sound.siblings) == ("invalid", [], [])
 
 
 def test_a_good_score_stays_as_it_is_and_long_texts_are_cut() -> None:
