@@ -242,8 +242,7 @@ class Scoring:
         score = _of_siblings(score, siblings)
         self._count(ask, score)
         each = score.siblings if score.status == "ok" else [score] * len(siblings)
-        pairs = zip(siblings, each, strict=True)
-        new = [(t, own) for t, own in pairs if t.reward_status is None]
+        new = [(t, own) for t, own in zip(siblings, each, strict=True) if t.reward_status is None]
         for trajectory, own in new:
             self._keep_outcome(trajectory, ask.source, own)
         return [trajectory for trajectory, _ in new]
@@ -311,7 +310,8 @@ class Scoring:
 
 def _of_siblings(score: Score, siblings: Sequence[Trajectory]) -> Score:
     """Return a group's score, `invalid` where its siblings are not the requested ones."""
-    if score.status != "ok" or len(score.siblings) == len(siblings):
+    given = [sibling.trajectory_id for sibling in score.siblings]
+    if score.status != "ok" or given == [sibling.trajectory_id for sibling in siblings]:
         return score
-    error = f"{len(score.siblings)} scores for {len(siblings)} siblings"
+    error = f"{len(given)} scores, which are not those of the {len(siblings)} siblings"
     return msgspec.structs.replace(score, status="invalid", siblings=[], error=error)

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 from headrace.protocol.messages.control import Score, ScoreItem
 from headrace.protocol.records.record_types import RewardArrived
 from headrace.trajectory.trajectories import Trajectory
@@ -101,11 +104,15 @@ def test_a_failure_of_a_group_is_one_of_each_sibling_and_counted_once() -> None:
     ]
 
 
-def test_scores_for_other_siblings_than_asked_are_invalid() -> None:
+@pytest.mark.parametrize("scored", [[0, 1], [0, 1, 2, 3], [0, 1, 3], [2, 1, 0]])
+def test_scores_for_other_siblings_than_asked_are_invalid(scored: list[int]) -> None:
+    """Fewer or more, another one, or in another order: each would have the score of another."""
     stage, group = stage_of()
     for trajectory in group:
         stage.grow(trajectory, 2, "stop")
-    answer(stage, stage.ask()[0], 1.0, 0.0)
+    (item,) = stage.ask()
+    siblings = [replace(item.siblings[0], trajectory_id=key) for key in scored]
+    answer(stage, replace(item, siblings=siblings), 1.0, 0.0, 0.5, 0.25)
     assert outcomes(stage) == {i: ("invalid", None) for i in range(3)}
 
 
