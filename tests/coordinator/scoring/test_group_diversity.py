@@ -1,6 +1,8 @@
 """The largest edit distance in a group: golden cases, a slow twin, which groups are looked at."""
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -55,6 +57,13 @@ def test_a_whole_group_is_looked_at_once_and_in_a_thread(monkeypatch: pytest.Mon
     world = World(make_config(schedule=schedule))
     told: list[tuple[str, int]] = []
     decode: Any = lambda ids: "".join(chr(97 + int(i)) for i in ids)  # noqa: E731
+    threads: list[threading.Thread] = []
+
+    def measured(texts: Sequence[str]) -> int:
+        threads.append(threading.current_thread())
+        return largest_distance(texts)
+
+    monkeypatch.setattr(group_diversity, "largest_distance", measured)
     watched = GroupDiversity(
         decode, lambda source, distance: told.append((source, distance)), seed=0
     )
@@ -71,3 +80,31 @@ def test_a_whole_group_is_looked_at_once_and_in_a_thread(monkeypatch: pytest.Mon
     asyncio.run(watched.measure())
     asyncio.run(watched.measure())
     assert told == [("judge", 3)]
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_one_group_at_a_time_and_of_it_what_its_bounds_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first two answers of three, equal in one group, and of each the first two characters."""
+    monkeypatch.setattr(group_diversity, "EVERY_S", 60.0)
+    for name, bound in (("GROUP_SHARE", 1.0), ("MOST_ANSWERS", 2), ("MOST_CHARACTERS", 2)):
+        monkeypatch.setattr(group_diversity, name, bound)
+    world = World(make_config(schedule={"num_generations": 3, "batch_windows": 6}))
+    told: list[int] = []
+    decode: Any = lambda ids: "abc"[len(ids)] * 9  # noqa: E731
+    watched = GroupDiversity(decode, lambda _, distance: told.append(distance), seed=0)
+    for lengths in ((1, 1, 4), (1, 4, 4)):
+        members = world.issue()
+        for trajectory, tokens in zip(members, lengths, strict=True):
+            world.lease(trajectory)
+            world.chunk(trajectory, tokens, finish="stop")
+            world.reward(trajectory)
+        watched.add("judge", members)
+    for _ in range(2):
+        asyncio.run(watched.measure())
+        assert told == [0]
+    watched._next = 0.0
+    asyncio.run(watched.measure())
+    assert told == [0, 2]
