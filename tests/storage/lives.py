@@ -283,6 +283,8 @@ class Life:
             )  # fmt: skip
         end = min(start + self.random.randint(1, 10), LIMIT)
         finish = "length" if end == LIMIT else self.random.choice([None, None, "stop", "window"])
+        if trajectory.windows and not trajectory.open_tokens and self.random.random() < 0.2:
+            end, finish = start, "stop"  # which is told behind the border
         cut, streams = end, None
         if self.random.random() < 0.25 and end - start > 1:  # the policy, then a tool's answer
             cut = self.random.randint(start + 1, end - 1)

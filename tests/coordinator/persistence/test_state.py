@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from coordinator.connections import versions
 from coordinator.persistence.state import State
-from headrace.protocol.records.record_types import CheckpointWritten, Forgotten
+from headrace.protocol.records.record_types import (
+    BatchReturned,
+    CheckpointWritten,
+    Forgotten,
+    LineageBegan,
+    WindowsDropped,
+    WindowsReady,
+    WindowsRecalled,
+)
 from headrace.trajectory.token_ledger import Ledger, LedgerError
 from headrace.trajectory.windows import Window, trajectory_of
 from tests.coordinator.world import World, counts, make_config, policy_windows
@@ -22,13 +30,17 @@ def streaming_world(**schedule: object) -> World:
 
 
 def play(world: World, seed: int, steps: int, *, restarts: bool = False) -> None:
-    """Random but legal life: chunks, ends, failures, rewards, updates, checkpoints, deaths of the
-    learner and of the coordinator."""
+    """Random but legal life: chunks, ends, some told behind a border, failures, rewards, updates,
+    checkpoints, deaths of the learner and of the coordinator."""
     rng = random.Random(seed)
     checkpoint = 0
     for _ in range(steps):
         world.fill(5 - len(world.leased()))
         for trajectory in world.leased():
+            if trajectory.windows and not trajectory.open_tokens and rng.random() < 0.1:
+                world.chunk(trajectory, 0, "stop")  # which is told behind the border
+                world.reward(trajectory, rng.choice([0.0, 1.0, None]))
+                continue
             room = min(12 - trajectory.length, trajectory.open_start + 4 - trajectory.length)
             tokens = rng.randint(1, room)
             full = trajectory.length + tokens == 12
@@ -117,6 +129,15 @@ def _settled(value: Any, name: str) -> Any:
 @given(st.integers(0, 10_000))
 def test_books_balance_whatever_happens(seed: int) -> None:
     play(streaming_world(), seed, 60)
+
+
+def test_lives_by_chance_have_every_turn_that_a_window_can_take() -> None:
+    worlds = [streaming_world() for _ in range(5)]
+    for seed, world in enumerate(worlds):
+        play(world, seed, 60, restarts=True)
+    seen = {type(record) for world in worlds for record in world.records}
+    turns = {WindowsReady, WindowsRecalled, WindowsDropped, BatchReturned, LineageBegan, Forgotten}
+    assert turns <= seen
 
 
 @settings(deadline=None, max_examples=25)
