@@ -35,11 +35,14 @@ def encoded(shard: Shard) -> list[bytes]:
 
 
 def deliver(lengths: list[int], cuts: list[set[int]], pace: int) -> list[list[list[bytes]]]:
-    """Batches made of responses that arrive in pieces; every `pace` tokens new weights sampled."""
-    schedule = {"mode": "streaming", "max_staleness": 8, "batch_windows": 4}
-    world = World(make_config(schedule=schedule))
+    """Batches made of responses that arrive in pieces; every `pace` tokens new weights sampled. Of
+    tokens those of the first versions are too old, and the last of each cut window is at a cut."""
+    schedule = {"mode": "streaming", "max_staleness": 3, "batch_windows": 4}
+    advantages = {"kind": "egae", "boundary_mask": 1}
+    world = World(make_config(schedule=schedule, algorithm={"advantages": advantages}))
     for version in range(1, VERSIONS + 1):
-        world.publish(version)
+        world.publish(version, update=version)
+    world.state.update = VERSIONS
     for length, inside in zip(lengths, cuts, strict=True):
         (trajectory,) = world.issue()
         world.lease(trajectory)
