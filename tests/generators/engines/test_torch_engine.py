@@ -53,7 +53,7 @@ async def test_a_file_that_goes_before_it_is_read_is_refused(
     late = LateLayout(layout.shapes, layout.tied)
     engine = TorchEngine(model, late, end_token_ids=(), max_model_len=32)
     await engine.start()
-    with pytest.raises(WeightsRefusedError, match="(?i)no such file"):
+    with pytest.raises(WeightsRefusedError, match=r"(?i)no such file"):
         await engine.load_weights(path, 1)
     assert engine.version == NO_VERSION
     await engine.stop()
