@@ -87,10 +87,14 @@ class LineStage:
     # -- what happens -----------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """The coordinator dies, and another one takes over."""
+        """The coordinator and its workers die, and others take over."""
         self.world.restart()
         hub: Any = self
         self.lines, self.scoring = self.world.lines, Scoring(hub, self._prompts)
+        old = self.peers.rewards
+        self.peers.rewards = {name: RewardPeer(worker.hello) for name, worker in old.items()}
+        for trajectory in self.account.trajectories.values():
+            self.scoring.add(trajectory)
 
     def begin(self) -> Trajectory:
         """One more trajectory, leased."""
@@ -149,6 +153,10 @@ class LineStage:
                     trained |= self._train_by_chance(rng)
                 case 7 if rng.random() < 0.2 and self.world.state.update > 0:
                     self.world.roll_back(self.world.state.update - 1)
+                case 7 if rng.random() < 0.3:
+                    self.restart()
+                    out.clear()
+                    live = [self.account.trajectories[t.trajectory_id] for t in live]
         return trained
 
     def _grow_by_chance(self, trajectory: Trajectory, rng: random.Random) -> None:

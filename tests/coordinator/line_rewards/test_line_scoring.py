@@ -334,7 +334,7 @@ def test_whatever_happens_the_total_is_the_formulas_and_trained_rewards_stay(
     seed: int, unit: str
 ) -> None:
     """Answers of chance, lines scored in time, late, failed or never, batches trained, given back,
-    rolled back, a coordinator that dies: the replay agrees at every step's end."""
+    rolled back, a coordinator that dies with its workers: in the end the replay agrees."""
     rng = random.Random(seed)
     ends = [token for token in range(60) if rng.random() < 0.3]
     schedule = {"unit": unit, "batch_windows": rng.choice([1, 2])}
