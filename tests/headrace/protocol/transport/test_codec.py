@@ -380,8 +380,10 @@ def test_array_references_that_lie(reference: object) -> None:
     codec = message_codec(max_bytes=LIMIT)
     header, _ = codec.encode(a_chunk())
     body = msgspec.msgpack.decode(header[3:])
-    body["chunks"][0]["token_ids"] = reference
-    body["chunks"][0]["logprobs"] = ["f", 0, 3]
+    chunk = body["chunks"][0]
+    chunk["token_ids"], chunk["logprobs"] = ["i", 0, 3], ["f", 0, 3]
+    assert isinstance(codec.decode([MAGIC + msgspec.msgpack.encode(body), bytes(12)]), Chunks)
+    chunk["token_ids"] = reference
     assert "malformed" in rejected(MAGIC + msgspec.msgpack.encode(body), bytes(12))
 
 
