@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.connections.message_checks import stretch_problem
+from headrace.protocol.records.record_types import ChunkArrived
+from headrace.protocol.token_spans import EnvironmentStep, Piece, Span, Streams, TurnRun
 from headrace.trajectory.trajectories import Trajectory
 from tests.headrace.trajectory.scripts import Token, chunks, runs, script
 
@@ -99,3 +101,34 @@ def test_the_cuts_leave_no_trace(seed: int, turns: int) -> None:
     assert one.tokens.tolist() == other.tokens.tolist()
     if one.pieces and other.pieces:
         assert one.pieces == other.pieces
+
+
+def test_turns_of_a_stretch_and_which_of_them_have_ended() -> None:
+    """The reset (act 1), a turn at 0 to 2, its answer at 3 and 4 (act 2), and a turn at 5 to 7."""
+    trajectory = empty()
+    answer = [Piece("environment", "tool", 1, 3, 5)]
+    for start, end, streams in (
+        (0, 0, Streams(step=EnvironmentStep(turn=0, digest="", act=1))),
+        (0, 3, None),
+        (3, 5, Streams(pieces=answer, step=EnvironmentStep(turn=1, digest="", act=2))),
+        (5, 8, None),
+    ):
+        trajectory.append(
+            ChunkArrived(
+                trajectory_id=0, lease_id=0, chunk_index=trajectory.next_chunk, generator="g",
+                start=start, token_ids=np.arange(start, end, dtype=np.int32),
+                logprobs=np.zeros(end - start, np.float32),
+                spans=[] if streams else [Span(0, start, end)], streams=streams,
+            )
+        )  # fmt: skip
+    first = TurnRun(0, 3, True, 1)
+    assert trajectory.turns_between(0, 8) == [first, TurnRun(5, 8, False, 2)]
+    assert trajectory.turns_between(2, 6) == [first, TurnRun(5, 6, False, 2)]
+    assert trajectory.turns_between(0, 2) == [TurnRun(0, 2, False, 1)]
+    assert trajectory.turns_between(3, 5) == []
+    assert [trajectory.turn(number).tolist() for number in (0, 1, -1)] == [
+        [0, 1, 2], [5, 6, 7], [5, 6, 7],
+    ]  # fmt: skip
+    trajectory.status = "finished"
+    assert trajectory.turns_between(5, 8) == [TurnRun(5, 8, True, 2)]
+    assert trajectory.turns_between(5, 7) == [TurnRun(5, 7, False, 2)], "cut in the middle"
