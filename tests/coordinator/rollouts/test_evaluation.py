@@ -181,6 +181,14 @@ async def test_an_answer_without_a_score_counts_as_wrong_and_as_failed(tmp_path:
     records = await whole_run(tmp_path, config, HalfReward)
     (done,) = (record for record in records if isinstance(record, EvaluationDone))
     assert (done.num_prompts, done.accuracy, done.failed) == (4, 0.5, 2)
+    groups = [r for r in records if isinstance(r, GroupIssued) and r.purpose == "eval"]
+    lengths = dict.fromkeys((key for group in groups for key in group.trajectory_ids), 0)
+    for record in records:
+        if isinstance(record, ChunkArrived) and record.trajectory_id in lengths:
+            lengths[record.trajectory_id] += record.token_ids.size
+    assert len(set(lengths.values())) > 1
+    assert done.response_length == sum(lengths.values()) / 4
+    assert (done.max_response_length, done.truncated) == (max(lengths.values()), 0.0)
 
 
 async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_path: Path) -> None:
