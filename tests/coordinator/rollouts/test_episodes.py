@@ -208,6 +208,26 @@ def test_a_context_bounds_prompt_turns_and_what_is_inserted(tmp_path: Path) -> N
     play(tmp_path / "run-1", story, max_context=86)
 
 
+def test_each_turn_has_as_many_tokens_and_one_that_needs_more_ends_the_episode(
+    tmp_path: Path,
+) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        assert stage.room(first) == 3
+        await stage.turn(first, 2)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(MORE)
+        assert (first.length, stage.room(first)) == (4, 4 + 3), "the next turn begins anew"
+        await stage.turn(first, 1, "held")
+        assert stage.room(first) == 4 + 3, "and its first token counts"
+        await stage.turn(first, 2, "length")
+        assert (first.status, first.sampled, first.reward) == ("truncated", 5, 0.0)
+        assert await stage.limits() == ["environment.max_turn_tokens"]
+
+    play(tmp_path / "run-1", story, max_turn_tokens=3)
+
+
 def test_an_episode_that_is_over_before_it_begins_is_scored_as_nothing(tmp_path: Path) -> None:
     async def story(stage: EpisodeStage) -> None:
         first = stage.first()
