@@ -171,6 +171,11 @@ def fewer(diagnostics: TokenDiagnostics) -> TokenDiagnostics:
     return replace(diagnostics, columns=columns)
 
 
+def foreign(diagnostics: TokenDiagnostics) -> TokenDiagnostics:
+    """Said to be of another trajectory."""
+    return replace(diagnostics, trajectory_id=diagnostics.trajectory_id + 1)
+
+
 def done(update: int, **fields: object) -> m.UpdateDone:
     usual: dict[str, object] = {"diagnostics": [], "lineage": LINEAGE, "batch_id": update}
     return m.UpdateDone(update=update, metrics={}, **(usual | fields))  # type: ignore[arg-type]
@@ -213,6 +218,7 @@ def test_the_update_that_is_out_may_come_back_once() -> None:
         (done(5, follows=9, notice=notice(9, 5)), "version 9 cannot follow update 5"),
         (done(5, checkpoint="step_5"), "no checkpoint of update 5 was asked for"),
         (done(5, diagnostics=[row(65538, 0, (4, 4, 4, 4))]), "window 65538 is not in the batch"),
+        (done(5, diagnostics=[foreign(row(65536, 0, (4, 4, 4, 4)))]), "65536 is not in the batch"),
         (done(5, diagnostics=[row(65536, 1, (4, 4, 4, 4))]), "window 65536 do not cover it"),
         (done(5, diagnostics=[row(65536, 0, (4, 4, 4, 3))]), "window 65536 do not cover it"),
         (
