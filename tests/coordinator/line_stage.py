@@ -5,7 +5,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class LineStage:
         hello = Hello(role="reward", name="reward-0", pid=1, host="here")
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []
-        self._prompts: Any = SimpleNamespace(decode=lambda ids: _decode(ids, ends))
+        self._prompts = cast(Any, SimpleNamespace(decode=lambda ids: _decode(ids, ends)))
         hub: Any = self
         self.scoring = Scoring(hub, self._prompts)
 

@@ -180,9 +180,9 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
         yield source, "function"
         if isinstance(functions := source.get("functions"), list):
             yield from ((entry, "name") for entry in functions if isinstance(entry, dict))
-        if isinstance(options := source.get("options"), dict):
+        if isinstance(own := source.get("options"), dict):
             names = PATH_OPTIONS.get(str(source.get("kind")), ())
-            yield from ((options, name) for name in names)
+            yield from ((own, name) for name in names)
 
 
 def _tables_in(section: object, key: str) -> list[Table]:
