@@ -30,7 +30,7 @@ import msgspec
 
 from environments.tools import CallFormat, ToolEnvironment
 from headrace.errors import UserError
-from headrace.host.user_code import describe, load_module
+from headrace.host.user_code import describe, thing_of
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 BUILT_IN = {
@@ -113,15 +113,6 @@ class AgentEnvironment:
     async def step(self, turn: PolicyTurn) -> Any:
         """Raise InvalidStepError: completions answer an agent."""
         raise InvalidStepError("an agent answers no turns")
-
-
-def thing_of(target: str) -> Any:
-    """Load `FILE.py:THING` or `PACKAGE:THING`; UserError without it."""
-    source, _, thing = target.rpartition(":")
-    module = load_module(source)
-    if not hasattr(module, thing):
-        raise UserError(f"{source} has no {thing}")
-    return getattr(module, thing)
 
 
 def waits(environment: Environment) -> bool:

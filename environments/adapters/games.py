@@ -11,9 +11,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from environments.protocol import thing_of
 from environments.tools import CallFormat
 from headrace.errors import UserError
+from headrace.host.user_code import thing_of
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 SEEDS = 2**32

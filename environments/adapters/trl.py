@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from environments.protocol import thing_of
 from environments.tools import CallFormat, ToolEnvironment
 from headrace.errors import UserError
+from headrace.host.user_code import thing_of
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 NOT_TOOLS = ("reset", "get_reward")

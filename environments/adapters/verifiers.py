@@ -14,8 +14,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from environments.protocol import InvalidStepError, thing_of
+from environments.protocol import InvalidStepError
 from environments.tools import CallFormat, ToolCall, calls_in, text_before_calls
+from headrace.host.user_code import thing_of
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 RoleTexts = list[tuple[str, str]]

@@ -12,6 +12,7 @@ import traceback
 import zlib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from headrace.errors import UserError
 
@@ -36,6 +37,15 @@ def load_module(place: str) -> ModuleType:
         told = vars(_executed(own, package)).items()
         vars(package).update({k: v for k, v in told if not k.startswith("__")})
         return _executed(path, package)
+
+
+def thing_of(target: str) -> Any:
+    """Load `FILE.py:THING` or `PACKAGE:THING`; UserError without it."""
+    source, _, thing = target.rpartition(":")
+    module = load_module(source)
+    if not hasattr(module, thing):
+        raise UserError(f"{source} has no {thing}")
+    return getattr(module, thing)
 
 
 def _executed(path: Path, package: ModuleType) -> ModuleType:

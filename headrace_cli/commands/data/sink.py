@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from headrace.errors import RunFailedError, UserError, first_line
 from headrace.host.install import EXTRAS, require
-from headrace.host.user_code import describe, place_of
+from headrace.host.user_code import describe, place_of, thing_of
 from headrace.metrics.registry import METRICS
 from headrace.run_files import run_folder
 from headrace.run_files.run_folder import write_atomically
@@ -180,8 +180,6 @@ SINKS: dict[str, type[Sink]] = {
 def sink_of(name: str) -> Sink:
     """Return a sink by its name or file (`my_sink.py`, with a class `Sink`); UserError: none."""
     if name.endswith(".py"):
-        from environments.protocol import thing_of
-
         try:
             return cast(Sink, thing_of(f"{name}:Sink")())
         except Exception as error:  # a sink is somebody else's code
