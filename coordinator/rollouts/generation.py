@@ -280,7 +280,7 @@ class Generation:
         config, state = self._hub.config, self._hub.state
         total = trajectory.length + min(tokens_left(trajectory, config).values())
         evaluation = trajectory.purpose != "train"
-        held_out = trajectory.purpose in ("eval", "along") and config.evaluation.rows == "held_out"
+        held_out = trajectory.purpose in m.EVALUATIONS and config.evaluation.rows == "held_out"
         border = trajectory.length + config.window - trajectory.open_tokens
         stops = self._hub.scheduler.stops_at_border() and not evaluation
         oldest = state.versions.current

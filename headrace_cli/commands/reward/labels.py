@@ -23,7 +23,7 @@ import numpy as np
 from headrace.config.sections.run import RunConfig
 from headrace.data.tokenizer import decoded
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages.control import ScoreItem
+from headrace.protocol.messages.control import EVALUATIONS, ScoreItem
 from headrace_cli.commands.checks.reward_check import check_reward, policy_tokenizer
 from headrace_cli.commands.reward.answers import items_of
 from headrace_cli.commands.reward.judges import serve_judges
@@ -68,7 +68,7 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
     else:
         keys = (task.prompt_key, task.answer_key) if task.kind == "dataset" else (None, None)
         every = read_answers(arguments.answers, prompt_key=keys[0], answer_key=keys[1])
-        rows = [row for row in every if row.info.get("purpose") not in ("eval", "along")]
+        rows = [row for row in every if row.info.get("purpose") not in EVALUATIONS]
         if not rows:
             raise UserError(f"{arguments.answers} has no answers to training prompts")
     for index, (row, item) in enumerate(zip(rows, items_of(config, rows), strict=True)):

@@ -16,6 +16,7 @@ from headrace.config.sections.reward_model import (
     TaskDataConfig,
 )
 from headrace.errors import UserError
+from headrace.protocol.messages.control import EVALUATIONS
 from headrace.run_files.run_folder import find_run
 from rewards.models.training import data_files, synthetic_errors
 from rewards.models.training.data_files import pairs_of
@@ -122,7 +123,7 @@ def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     answers = [
         data_files.read_answer(where, record)
         for _, where, record in rows
-        if record.get("purpose") not in ("eval", "along")
+        if record.get("purpose") not in EVALUATIONS
     ]
     pairs = pairs_of(answers, per_group=PER_GROUP)
     if not pairs:
