@@ -9,7 +9,6 @@ from os.path import commonprefix
 from typing import Any
 from urllib.parse import urlencode
 
-from headrace.errors import moment as moment
 from headrace.metrics.health_ranges import rule_text
 from headrace.metrics.registry import info_of
 

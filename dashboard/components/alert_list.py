@@ -12,7 +12,8 @@ from urllib.parse import urlencode
 
 import pandas as pd
 
-from dashboard.formatting import answers_address, moment
+from dashboard.formatting import answers_address
+from headrace.errors import moment
 from headrace.metrics.health_ranges import Alert
 from storage.queries import SCORES
 from storage.queries.metrics import MAX_ALERT_UPDATES

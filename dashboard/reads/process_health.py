@@ -10,8 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.formatting import duration, gibibytes, moment
+from dashboard.formatting import duration, gibibytes
 from dashboard.reads.data import is_live
+from headrace.errors import moment
 from storage.queries import CoordinatorStatus, RunLine
 
 LONG_WAIT_S = 30.0

@@ -14,9 +14,10 @@ import streamlit as st
 from dashboard.charts.dropped_tokens import losses_chart
 from dashboard.components import panels
 from dashboard.components.panels import BOUND, FREE, SOME
-from dashboard.formatting import bars_html, count, moment, number, reason_name, share
+from dashboard.formatting import bars_html, count, number, reason_name, share
 from dashboard.palette import ORANGE
 from dashboard.reads.data import RunData, is_live
+from headrace.errors import moment
 from headrace.metrics.registry import METRICS
 from storage import queries
 

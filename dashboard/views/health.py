@@ -10,9 +10,10 @@ import streamlit as st
 from dashboard.components import panels
 from dashboard.components.alert_list import CAPTION, LEVELS, alerts_html, event_html, event_rows
 from dashboard.components.reading import literal_markdown
-from dashboard.formatting import duration, moment
+from dashboard.formatting import duration
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.process_health import HealthSnapshot, health_rows, health_sentence
+from headrace.errors import moment
 from storage import queries
 from storage.queries import StackDump
 

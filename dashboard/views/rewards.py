@@ -18,7 +18,6 @@ from dashboard.formatting import (
     count,
     link_html,
     metric_caption,
-    moment,
     number,
     series_words,
     share,
@@ -26,6 +25,7 @@ from dashboard.formatting import (
 from dashboard.reads import scorings
 from dashboard.reads.data import POINTS, RunData, is_live
 from dashboard.reads.scorings import Scorings
+from headrace.errors import moment
 from headrace.metrics.health_ranges import MIN_UPDATES_BACK
 from storage import queries
 from storage.queries import RewardAlert

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from dashboard.components.alert_list import event_html
-from dashboard.formatting import moment
+from headrace.errors import moment
 
 
 def test_an_event_has_its_day() -> None:
