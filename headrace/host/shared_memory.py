@@ -59,10 +59,15 @@ class EngineMemory:
             sweep()
 
 
+def weights_name(run_id: str, pid: object) -> str:
+    """Return the name of the folder with the weights that a learner of a run publishes."""
+    return f"headrace-{run_id}-{pid}"
+
+
 def remove_weights(run_id: str, shared: Path = FOLDER) -> None:
     """Remove what learners of a run published that were killed, or have the caller's number."""
-    for folder in shared.glob(f"headrace-{run_id}-*"):
-        pid = folder.name.removeprefix(f"headrace-{run_id}-")
+    for folder in shared.glob(weights_name(run_id, "*")):
+        pid = folder.name.removeprefix(weights_name(run_id, ""))
         # One of our number was there before this container was started again.
         if pid == str(os.getpid()) or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
             shutil.rmtree(folder, ignore_errors=True)

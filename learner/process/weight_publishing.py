@@ -31,7 +31,7 @@ from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
 from headrace.host.hardware import SHARED_MEMORY, own_address
-from headrace.host.shared_memory import remove_weights
+from headrace.host.shared_memory import remove_weights, weights_name
 from headrace.host.weight_group import WeightGroup, open_rendezvous
 from headrace.protocol.messages.control import (
     BroadcastReply,
@@ -251,7 +251,7 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
         remove_weights(run_id, SHARED_MEMORY)
         needs, free = wanted_shared_memory(num_bytes), shutil.disk_usage(SHARED_MEMORY).free
         if free > needs:
-            folder = SHARED_MEMORY / f"headrace-{run_id}-{os.getpid()}"
+            folder = SHARED_MEMORY / weights_name(run_id, os.getpid())
             folder.mkdir(mode=0o700)
             return folder
         room = f"{free >> 20} MiB are free in {SHARED_MEMORY}, {needs >> 20} MiB are wanted"
