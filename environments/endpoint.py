@@ -538,7 +538,8 @@ class AgentPool(EnvironmentPool):
         form = self._config.call_format
         found = calls_in(turn.text, form) if branch.tools else []
         calls = [call for call in found if isinstance(call, ToolCall)]
-        session.counts["wrong_calls"] += len(calls) < len(found)
+        if len(calls) < len(found):
+            session.counts["wrong_calls"] += 1
         if not calls or len(calls) < len(found):
             return ChatMessage("assistant", turn.text)
         return ChatMessage("assistant", text_before_calls(turn.text, form), calls)

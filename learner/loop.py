@@ -42,16 +42,14 @@ def run_loop(
                 if publisher is not None:
                     publisher.behind.written(None)  # of a line that is given up
                 trainer.go_back(message.line)
-                if inbox is not None:
-                    inbox.greet()
+                _greet(inbox)
             case m.Batch() if not trainer.is_next(message):
                 _LOG.error(
                     "update %d of lineage %d is refused: the weights are from update %d of lineage "
                     "%d", message.update, message.lineage, trainer.position.update,
                     trainer.position.lineage,
                 )  # fmt: skip
-                if inbox is not None:
-                    inbox.greet()
+                _greet(inbox)
             case m.Batch():
                 answer, waiting = _update(message, inbox, publisher, relay, trainer)
             case m.WeightRequest():
@@ -67,6 +65,11 @@ def run_loop(
                 trainer.announce_written(publisher, reported=True)
             while trainer.notices:  # an answer means that Hello was said
                 inbox.send(trainer.notices.pop(0))
+
+
+def _greet(inbox: Inbox | None) -> None:
+    if inbox is not None:
+        inbox.greet()
 
 
 def _update(

@@ -29,11 +29,22 @@ from tasks.procedural.turn_tasks import FIRST_DIGIT, HIDDEN_LETTER, PRODUCTS
 from tasks.rows import TaskRow, files_of, prompt_hash, question_of
 
 PROCEDURAL_TASKS = {
-    task.name: task for task in (
-        CHAIN_SUMS, TRACKING, GRAPH_WALK, SHIFT_REGISTER, STRAIGHT_LINE, PRODUCTS, FIRST_DIGIT,
-        HIDDEN_LETTER, REWRITING, SHAPES,
+    task.name: task
+    for task in (
+        CHAIN_SUMS,
+        TRACKING,
+        GRAPH_WALK,
+        SHIFT_REGISTER,
+        STRAIGHT_LINE,
+        PRODUCTS,
+        FIRST_DIGIT,
+        HIDDEN_LETTER,
+        REWRITING,
+        SHAPES,
     )
-}  # fmt: skip
+}
+
+
 MAX_GENERATED = 1_000_000
 """Number of problems generated at a time."""
 

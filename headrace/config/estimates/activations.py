@@ -162,7 +162,9 @@ def policy_activations(
     config: RunConfig, shape: ModelShape, pack: PackShape, *, on_gpu: bool
 ) -> Activations:
     """Bytes of one pack of a policy update."""
-    each = LOGITS_BYTES + ENTROPY_GRADIENT_BYTES * bool(config.algorithm.penalties.entropy_coef)
+    each = LOGITS_BYTES
+    if config.algorithm.penalties.entropy_coef:
+        each += ENTROPY_GRADIENT_BYTES
     numbers = min(pack.reads, config.learner.logits_chunk_tokens) * shape.vocabulary
     logits = numbers * each
     if not on_gpu and numbers > CACHED_LOGITS:
