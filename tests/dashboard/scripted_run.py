@@ -632,3 +632,10 @@ def write_run(
     script.store.close()
     (root / "latest").write_text(run_dir.name + "\n")
     return run_dir
+
+
+def write_run_without_critic(root: Path) -> Path:
+    """A run of one update whose advantages are of groups."""
+    algorithm = {"name": "grpo", "advantages": {"kind": "group"}, "value": None}
+    schedule = {"unit": "group", "window": None}
+    return write_run(root, updates=1, roll_back_after=None, algorithm=algorithm, schedule=schedule)

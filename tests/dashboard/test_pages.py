@@ -34,7 +34,14 @@ from storage.queries import trajectory_index
 from storage.queries.trajectory_index import matching
 from storage.run_store import RunStore
 from tests.dashboard.odd_runs import breathe, crash, evaluate
-from tests.dashboard.scripted_run import EVALUATIONS, MARKUP, MARKUP_ID, make_config, write_run
+from tests.dashboard.scripted_run import (
+    EVALUATIONS,
+    MARKUP,
+    MARKUP_ID,
+    make_config,
+    write_run,
+    write_run_without_critic,
+)
 from tests.storage import samples
 
 APP = Path(dashboard.__file__).parent / "app.py"
@@ -190,11 +197,7 @@ def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) 
 def test_learning_without_a_critic_has_no_cards_that_would_stay_empty(
     open_page: Callable[..., AppTest], tmp_path: Path
 ) -> None:
-    algorithm = {"name": "grpo", "advantages": {"kind": "group"}, "value": None}
-    run = write_run(
-        tmp_path, updates=1, roll_back_after=None, algorithm=algorithm,
-        schedule={"unit": "group", "window": None},
-    )  # fmt: skip
+    run = write_run_without_critic(tmp_path)
     test = open_page("learning", run).run()
     assert not test.exception
     html = html_of(test)

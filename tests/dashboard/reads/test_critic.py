@@ -34,7 +34,7 @@ from dashboard.views.critic import (
 from storage import queries
 from storage.queries import CriticSample
 from storage.queries.critic import returns_before
-from tests.dashboard.scripted_run import write_run
+from tests.dashboard.scripted_run import write_run, write_run_without_critic
 from tests.dashboard.test_pages import html_of, page
 
 
@@ -392,11 +392,7 @@ def test_a_run_in_its_warm_up_says_what_it_waits_for(
 def test_a_run_without_a_critic_says_so(
     open_critic: Callable[..., AppTest], tmp_path: Path
 ) -> None:
-    algorithm = {"name": "grpo", "advantages": {"kind": "group"}, "value": None}
-    run = write_run(
-        tmp_path, updates=1, roll_back_after=None, algorithm=algorithm,
-        schedule={"unit": "group", "window": None},
-    )  # fmt: skip
+    run = write_run_without_critic(tmp_path)
     test = open_critic(run).run()
     assert not test.exception
     assert "This run has no critic: grpo takes advantages from" in html_of(test)
