@@ -27,7 +27,7 @@ with lasting():
     from headrace.config.sections.run import RunConfig
     from headrace.errors import UserError, exit_code
     from headrace.host import stack_dumps
-    from headrace.host.hardware import cores_of
+    from headrace.host.hardware import cores_of, cpu_quota
     from headrace.host.progress_reporter import ProgressReporter
     from headrace.protocol.messages.control import Trouble
     from headrace.protocol.transport.endpoints import identity_of
@@ -175,7 +175,7 @@ def use_cores(config: RunConfig, cpus: list[int] | None) -> None:
             ) from error
     threads = config.learner.threads
     if config.schedule.mode != "streaming":
-        cores = len(os.sched_getaffinity(0))
+        cores = min(len(os.sched_getaffinity(0)), cpu_quota() or sys.maxsize)
         threads = config.learner.lockstep_threads or max(1, cores // config.learner.ranks)
     torch.set_num_threads(threads)
 

@@ -52,8 +52,8 @@ class Hardware:
     Attributes:
         without: why there is no GPU. misnamed: what is wrong with CUDA_VISIBLE_DEVICES. driver: its
         version. driver_cuda: the newest CUDA that it knows. torch_cuda: the one that torch was
-        built for. shm_bytes: free in /dev/shm. Empty and None: not known, or nothing. bfloat16:
-        whether the processor has instructions for its products.
+        built for. shm_bytes: free in /dev/shm. quota: `cpu_quota`. Empty and None: not known, or
+        nothing. bfloat16: whether the processor has instructions for its products.
     """
 
     cores: tuple[int, ...]
@@ -67,6 +67,12 @@ class Hardware:
     torch_cuda: str | None = None
     shm_bytes: int | None = None
     bfloat16: bool = False
+    quota: int | None = None
+
+    @property
+    def core_count(self) -> int:
+        """Cores that may be busy at a time."""
+        return min(len(self.cores), self.quota or len(self.cores))
 
 
 def detect() -> Hardware:
@@ -77,8 +83,9 @@ def detect() -> Hardware:
     shm = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
     cores = tuple(sorted(os.sched_getaffinity(0)))
     machine = Hardware(
-        cores, total, available, torch_cuda=torch_cuda(), shm_bytes=shm, bfloat16=has_bfloat16()
-    )
+        cores, total, available, torch_cuda=torch_cuda(), shm_bytes=shm, bfloat16=has_bfloat16(),
+        quota=cpu_quota(),
+    )  # fmt: skip
     return _with_gpus(machine)
 
 
@@ -200,16 +207,37 @@ def _memory() -> tuple[int, int]:
     """(total, available) bytes, with the limits of containers and jobs around this process."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
-    for kind, name in _found(_OWN_GROUPS, r"^\d+:(memory|):(.*)$"):
+    for kind, folder in _groups("memory"):
         limit, used, cache = _MEMORY_FILES[kind]
-        group = _CONTROL_GROUPS / kind / name.strip("/")
-        for folder in (group, *group.parents):
-            bound = min(map(int, _found(folder / limit, r"^(\d+)$")), default=memory.total)
-            if bound < memory.total:
-                taken = sum(map(int, _found(folder / used, r"^(\d+)$")))
-                cached = sum(map(int, _found(folder / "memory.stat", rf"^{cache} (\d+)$")))
-                total, available = min(total, bound), min(available, bound - taken + cached)
+        bound = min(map(int, _found(folder / limit, r"^(\d+)$")), default=memory.total)
+        if bound < memory.total:
+            taken = sum(map(int, _found(folder / used, r"^(\d+)$")))
+            cached = sum(map(int, _found(folder / "memory.stat", rf"^{cache} (\d+)$")))
+            total, available = min(total, bound), min(available, bound - taken + cached)
     return total, max(0, available)
+
+
+def cpu_quota() -> int | None:
+    """Return the cores' worth of time, rounded up, that the limits of containers and jobs leave
+    (`docker --cpus`, a CPU limit of Kubernetes); None: all. More threads than that are stopped for
+    a part of each period."""
+    bounds = []
+    for kind, folder in _groups("cpu"):
+        if kind:
+            texts = [_found(folder / f"cpu.cfs_{n}_us", r"^(\d+)$") for n in ("quota", "period")]
+            bounds += list(zip(*texts, strict=False))
+        else:
+            bounds += _found(folder / "cpu.max", r"^(\d+) (\d+)$")
+    return min((-(-int(time) // int(period)) for time, period in bounds), default=None)
+
+
+def _groups(controller: str) -> Iterator[tuple[str, Path]]:
+    """Yield the folders of this process's control groups and of those around them, and their
+    controller: empty in version 2."""
+    form = rf"^\d+:(?:[\w,]+,)?({controller}|)(?:,[\w,]+)?:(.*)$"
+    for kind, name in _found(_OWN_GROUPS, form):
+        group = _CONTROL_GROUPS / kind / name.strip("/")
+        yield from ((kind, folder) for folder in (group, *group.parents))
 
 
 def _found(path: Path, form: str) -> list[Any]:

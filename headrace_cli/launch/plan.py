@@ -127,7 +127,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     if not config.evaluation.only:
         threads = config.learner.threads
         if config.schedule.mode != "streaming" and not hardware.gpus:
-            share = max(1, len(hardware.cores) // config.learner.ranks)
+            share = max(1, hardware.core_count // config.learner.ranks)
             threads = config.learner.lockstep_threads or share
         specs += [
             spec(

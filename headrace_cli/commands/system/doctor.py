@@ -167,7 +167,8 @@ def _compiler() -> Iterator[DoctorFinding]:
 
 def _machine(hardware: Hardware) -> Iterator[DoctorFinding]:
     cores = ", ".join(map(str, hardware.cores[:8])) + (", ..." if len(hardware.cores) > 8 else "")
-    yield DoctorFinding("ok", "cores", f"{len(hardware.cores)} ({cores})")
+    quota = "" if hardware.quota is None else f"; a quota of processor time: {hardware.quota}"
+    yield DoctorFinding("ok", "cores", f"{len(hardware.cores)} ({cores}){quota}")
     free, total = hardware.available_bytes / GIB, hardware.memory_bytes / GIB
     enough = free >= 5
     text = f"{free:.1f} of {total:.1f} GiB free"

@@ -264,7 +264,7 @@ def run_overrides(config: RunConfig, shape: ModelShape, hardware: Hardware) -> l
     schedule, learner, value = config.schedule, config.learner, config.algorithm.value
     context = (config.task.max_prompt_length + config.task.max_response_length) // 2
     tokens = schedule.batch_windows * (config.window + context) * (1 + (value is not None))
-    cores = learner.threads if schedule.mode == "streaming" else len(hardware.cores)
+    cores = learner.threads if schedule.mode == "streaming" else hardware.core_count
     flops = cores * CORE_FLOPS[hardware.bfloat16 and learner.precision != "float32"]
     seconds = 0.0 if hardware.gpus else 6 * shape.parameters * tokens / flops
     groups = max(1, schedule.batch_windows // schedule.num_generations)

@@ -184,16 +184,53 @@ def test_memory_is_what_the_groups_around_a_process_leave(
     files: dict[str, dict[str, str]],
     left: tuple[int, int],
 ) -> None:
-    (tmp_path / "own").write_text(f"{own}\n")
-    for folder, texts in files.items():
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (tmp_path / folder / name).write_text(text)
+    write_groups(tmp_path, monkeypatch, own, files)
     machine = SimpleNamespace(total=64, available=50)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
-    monkeypatch.setattr(hardware, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(hardware, "_CONTROL_GROUPS", tmp_path)
     assert hardware._memory() == left
+
+
+def write_groups(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, dict[str, str]]
+) -> None:
+    """Control groups of a process, and their files by group."""
+    (folder / "own").write_text(f"{own}\n")
+    for group, texts in files.items():
+        (folder / group).mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / group / name).write_text(text)
+    monkeypatch.setattr(hardware, "_OWN_GROUPS", folder / "own")
+    monkeypatch.setattr(hardware, "_CONTROL_GROUPS", folder)
+
+
+QUOTA_1 = {"cpu.cfs_quota_us": "250000", "cpu.cfs_period_us": "100000"}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "quota", "cores"),
+    [
+        ("0::/", {}, None, 4),
+        ("0::/", {"": {"cpu.max": "max 100000"}}, None, 4),
+        ("0::/", {"": {"cpu.max": "150000 100000"}}, 2, 2),
+        ("0::/pod/1", {"pod": {"cpu.max": "50000 100000"}, "pod/1": {"cpu.max": "max 9"}}, 1, 1),
+        ("0::/", {"": {"cpu.max": "900000 100000"}}, 9, 4),
+        ("7:cpuset:/\n5:cpuacct,cpu:/docker/1\n4:memory:/", {"cpu": QUOTA_1}, 3, 3),
+        ("5:cpu:/", {"cpu": QUOTA_1 | {"cpu.cfs_quota_us": "-1"}}, None, 4),
+    ],
+    ids=["none", "no bound", "a container", "a pod", "more than cores", "version 1", "open, 1"],
+)
+def test_cores_that_may_be_busy_are_what_a_quota_leaves(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    files: dict[str, dict[str, str]],
+    quota: int | None,
+    cores: int,
+) -> None:
+    write_groups(tmp_path, monkeypatch, own, files)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    assert hardware.cpu_quota() == quota
+    assert detect().core_count == cores
 
 
 def test_another_system_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
