@@ -258,19 +258,15 @@ def _checkpoints(reader: RunReader) -> list[dict[str, Any]]:
     """Checkpoints in order, each with the accuracy of its own weights or none.
 
     An evaluation of the same update on a lineage that was given up is another policy's."""
-    query = (
-        select(Checkpoint.update, Checkpoint.lineage, Checkpoint.path, Checkpoint.accuracy)
-        .where(Checkpoint.run == reader.key)
-        .order_by(Checkpoint.offset)
-    )
-    evaluated = select(Evaluation.update, WeightVersion.lineage).where(
+    query = select(Checkpoint.update, Checkpoint.lineage, Checkpoint.path)
+    query = query.where(Checkpoint.run == reader.key).order_by(Checkpoint.offset)
+    evaluated = select(Evaluation.update, WeightVersion.lineage, Evaluation.accuracy).where(
         Evaluation.run == reader.key,
         WeightVersion.run == Evaluation.run,
         WeightVersion.version == Evaluation.version,
     )
-    own = {tuple(row) for row in reader.rows(evaluated)}
+    # Most checkpoints are written just before their update is evaluated.
+    found = reader.rows(evaluated.order_by(Evaluation.offset))
+    own = {(update, lineage): accuracy for update, lineage, accuracy in found}
     rows = [dict(row._mapping) for row in reader.rows(query)]
-    return [
-        row | {"accuracy": row["accuracy"] if (row["update"], row["lineage"]) in own else None}
-        for row in rows
-    ]
+    return [row | {"accuracy": own.get((row["update"], row["lineage"]))} for row in rows]

@@ -393,7 +393,8 @@ def test_an_evaluation_that_a_rollback_undid_is_told_apart(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_has_its_own_accuracy_or_none(tmp_path: Path) -> None:
-    """After a rollback update 2 is made anew: what the first one reached is not the second's."""
+    """That of an evaluation behind it, too. After a rollback update 2 is made anew: what the first
+    one reached is not the second's."""
     store = RunStore.create(tmp_path / "run", "run", run_config())
 
     def published(version: int, lineage: int, update: int) -> list[Record]:
@@ -402,20 +403,21 @@ def test_a_checkpoint_has_its_own_accuracy_or_none(tmp_path: Path) -> None:
             VersionPublished(at=1.0, version=version, lineage=lineage, update=update, num_bytes=1),
         ]
 
-    def kept(lineage: int) -> Record:
+    def kept(lineage: int, accuracy: float | None = 0.5) -> Record:
         path = f"checkpoints/step_2-{lineage}"
-        return CheckpointWritten(at=3.0, update=2, lineage=lineage, path=path, accuracy=0.5)
+        return CheckpointWritten(at=3.0, update=2, lineage=lineage, path=path, accuracy=accuracy)
 
     evaluated = EvaluationDone(
         at=2.0, label="during", update=2, version=1, num_prompts=8, accuracy=0.5,
         response_length=1.0, max_response_length=1, truncated=0.0, failed=0, seconds=1.0,
         train_time_s=1.0,
     )  # fmt: skip
-    records = [*published(1, 0, 2), evaluated, kept(0), rolled_back(1), *published(2, 1, 1)]
-    store.append([RunPhase(at=0.0, phase="training"), *records, *published(3, 1, 2), kept(1)])
+    first = [*published(1, 0, 2), kept(0, None), evaluated, kept(0)]
+    records = [*first, rolled_back(1), *published(2, 1, 1), *published(3, 1, 2), kept(1)]
+    store.append([RunPhase(at=0.0, phase="training"), *records])
     store.close()
     rows = queries.run_summary(tmp_path / "run")["checkpoints"]
-    assert [(row["lineage"], row["accuracy"]) for row in rows] == [(0, 0.5), (1, None)]
+    assert [(row["lineage"], row["accuracy"]) for row in rows] == [(0, 0.5), (0, 0.5), (1, None)]
 
 
 def test_a_run_that_has_ended_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
