@@ -50,6 +50,10 @@ def reward_model_summary(run_dir: Path) -> dict[str, Any]:
     steps, evaluations = steps_and_evaluations(run_dir)
     last = steps[-1] if steps else None
     report = read_report(run_dir) or {}
+    kept = evaluations[-1:]
+    if config["training"].get("patience") is not None:  # The model of the lowest loss is kept.
+        known = [line for line in evaluations if line.figures.get("loss") is not None]
+        kept = sorted(known, key=lambda line: line.figures["loss"] or 0.0)[:1] or kept
     return {
         "run_id": run_dir.name,
         "kind": WITHOUT_UPDATES[config["objective"]["kind"] == "sft"],
@@ -68,7 +72,7 @@ def reward_model_summary(run_dir: Path) -> dict[str, Any]:
         "loss": last.loss if last else None,
         "held_out": {
             "before": evaluations[0].figures if evaluations else {},
-            "after": evaluations[-1].figures if len(evaluations) > 1 else {},
+            "after": kept[0].figures if len(evaluations) > 1 else {},
         },
         "examples": report.get("examples"),
         "model": report.get("model"),

@@ -227,6 +227,8 @@ def test_it_ends_early_and_keeps_the_best(tmp_path: Path) -> None:
         assert torch.equal(tensor, kept.state_dict()[name]), name
     report = json.loads((run_dir / "report.json").read_text())
     assert report["after"]["loss"] == losses[0]
+    held_out = queries.run_summary(run_dir)["held_out"]
+    assert held_out["after"] == held_out["before"]
 
 
 def test_the_command_trains_what_it_is_for(
