@@ -186,8 +186,10 @@ class Phases:
         return here and self.parts.self_test.passed()
 
     def _evaluates_first(self) -> bool:
-        evaluated = any(e.label == "before" for e in self.hub.state.evaluations)
-        return self.hub.config.evaluation.before and not evaluated and self._is_ready()
+        """Return whether the starting policy is to be evaluated; a resume may ask too late."""
+        state = self.hub.state
+        begun = state.committed or any(e.label == "before" for e in state.evaluations)
+        return self.hub.config.evaluation.before and not begun and self._is_ready()
 
     def _evaluated_last(self) -> bool:
         last = self._label == "after" or self.hub.config.evaluation.only

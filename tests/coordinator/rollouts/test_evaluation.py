@@ -28,6 +28,7 @@ from tests.coordinator.peers import (
     ScriptedLearner,
     ScriptedReward,
 )
+from tests.coordinator.stage import GENERATOR, staged
 from tests.coordinator.test_loop import records_of, run_config
 from tests.coordinator.world import World, make_config, policy_windows
 
@@ -219,6 +220,18 @@ async def test_a_policy_that_has_not_moved_is_not_evaluated_again(tmp_path: Path
     assert [(r.update, r.label) for r in done] == [
         (1, "during"), (4, "during"), (5, "during"), (6, "after"),
     ]  # fmt: skip
+
+
+async def test_a_trained_policy_is_not_evaluated_as_the_starting_one(tmp_path: Path) -> None:
+    """A run began without that evaluation, and a resume of it asks for one."""
+    config = run_config(evaluation={"num_prompts": 4}, stop={"updates": 100})
+    async with staged(config, tmp_path / "run-1") as stage:
+        loaded = stage.loaded()
+        assert loaded is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(stage.hub.state), "committed", 50)
+            await stage.say(GENERATOR, loaded)
+            assert stage.coordinator.phases.phase == "training"
 
 
 @pytest.mark.parametrize("step", [0.3, 2.0, 9.0])
