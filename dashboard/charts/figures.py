@@ -103,22 +103,19 @@ def series_chart(
 
 
 def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", link: str = "") -> Chart:
-    """Held-out accuracy at each evaluation, labelled, with a band of one standard error. A click on
-    a point opens the address `link`, if there is one, with the evaluation's number."""
-    error = (
-        evaluations["accuracy"]
-        * (1 - evaluations["accuracy"])
-        / evaluations["num_prompts"].clip(lower=1)
-    ) ** 0.5
+    """Held-out accuracy at each evaluation, labelled, with a band of at least one standard error. A
+    click on a point opens the address `link`, if there is one, with the evaluation's number."""
+    right, prompts = evaluations["accuracy"], evaluations["num_prompts"].clip(lower=1)
+    error = (right * (1 - right) / prompts) ** 0.5  # Of one answer each; of more it is smaller.
     axis, column = (x, x) if x == "update" else ("train_time", "train_time_s")
     data = pd.DataFrame(
         {
             "x": evaluations[column].astype(float),
-            "accuracy": evaluations["accuracy"],
-            "low": (evaluations["accuracy"] - error).clip(lower=0),
-            "high": (evaluations["accuracy"] + error).clip(upper=1),
+            "accuracy": right,
+            "low": (right - error).clip(lower=0),
+            "high": (right + error).clip(upper=1),
             "label": evaluations["label"],
-            "text": evaluations["accuracy"].map(share),
+            "text": right.map(share),
             "prompts": evaluations["num_prompts"],
             "length": evaluations["response_length"],
             "number": evaluations.index + 1,

@@ -370,7 +370,7 @@ def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
     frame_card(
         "Held-out accuracy", accuracy_chart, rows, x=x,
         caption="Share of held-out prompts answered correctly, by update or by training time "
-        "(evaluations stop that clock); the band is one standard error. Healthy: rising.",
+        "(evaluations stop that clock); the band is at least one standard error. Healthy: rising.",
         links=_wrong_answers(run, rows),
         note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
         wait=awaited(run, "the first evaluation"),
