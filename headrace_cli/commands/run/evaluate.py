@@ -71,10 +71,12 @@ def _evaluations(run_dir: Path) -> list[dict[Any, Any]]:
 
 
 def _result(run_dir: Path) -> dict[str, Any]:
-    """Return the store's row of the only evaluation of the run."""
+    """Return the store's row of the only evaluation; UserError where it asked no prompt."""
     rows = _evaluations(run_dir)
     if not rows:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
+    if not rows[-1]["num_prompts"]:
+        raise UserError("all held-out prompts are longer than task.max_prompt_length, or refused")
     kept = ("num_prompts", "accuracy", "response_length", "max_response_length", "truncated",
             "failed", "seconds")  # fmt: skip
     found = {name: rows[-1][name] for name in kept}
