@@ -15,6 +15,7 @@ from coordinator.persistence import recorder
 from headrace.errors import StorageBlockedError
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import (
+    CheckpointWritten,
     ChunkArrived,
     EvaluationDone,
     GroupIssued,
@@ -82,6 +83,20 @@ async def test_an_accuracy_ends_a_run_when_two_updates_reach_it(
             patch.setattr(type(state), "committed", committed)
             found = stage.coordinator.phases._stop_reason()
         assert found == ("accuracy 0.900 twice" if ends else None)
+
+
+async def test_a_checkpoint_is_not_as_right_as_weights_that_are_undone(tmp_path: Path) -> None:
+    """They had its update on the line that a rollback gave up."""
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        state = stage.hub.state
+        undone = replace(evaluated(), update=0, accuracy=0.9, version=state.versions.current + 7)
+        own = replace(undone, accuracy=0.25, version=state.versions.current)
+        for known in ([undone], [own, undone]):
+            state.evaluations[:] = known
+            stage.training.checkpoint_done(m.CheckpointDone(update=0, path="step_0"))
+        await stage.hub.recorder.flush()
+        written = [r for r in stage.store.replay() if isinstance(r, CheckpointWritten)]
+        assert [record.accuracy for record in written] == [None, 0.25]
 
 
 async def test_an_accuracy_is_looked_for_in_the_last_evaluations_alone(tmp_path: Path) -> None:
