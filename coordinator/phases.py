@@ -200,20 +200,17 @@ class Phases:
         return self.hub.config.evaluation.only or bool(self._stop_reason())
 
     def _evaluation_due(self) -> bool:
-        every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
+        asked, update = self.hub.config.evaluation, self.hub.state.committed
+        every = None if asked.mode == "along" else asked.every_updates
         if not (every and update) or update % every or self._place(update) == self._evaluated_at:
-            return False
-        if self.hub.config.evaluation.mode == "along":
             return False
         state, now = self.hub.state, self.hub.clock.now()
         if state.evaluations:
             last = state.evaluations[-1]
-            spacing = self.hub.config.evaluation.spacing
-            begin = self.hub.config.evaluation.spacing_from_s
             if last.version == state.versions.current:
                 return False
             step = now * every / update
-            if can_wait(now, step, last.train_time_s, spacing, begin=begin):
+            if can_wait(now, step, last.train_time_s, asked.spacing, begin=asked.spacing_from_s):
                 return False
         return not self._stop_reason()
 
@@ -247,9 +244,14 @@ class Phases:
             return False
         if self.parts.along.open:
             return False
-        published = self.parts.training.orders.follows is None
         all_in = self.parts.generation.all_loaded() and not self.parts.scoring.waiting()
-        return self._is_stopped() or (published and all_in)
+        return self._is_stopped() or (self._is_published() and all_in)
+
+    def _is_published(self) -> bool:
+        """Return whether the last weights are published, also those of a learner that is back."""
+        training = self.parts.training
+        here = training.ready or self.hub.peers.learner is None
+        return here and training.orders.follows is None
 
     def _has_last_checkpoint(self) -> bool:
         return self.hub.state.committed in (0, self.parts.training.checkpoint_update)
@@ -261,7 +263,8 @@ class Phases:
     # -- work -------------------------------------------------------------------------------------
 
     async def _evaluate(self) -> None:
-        if await self.parts.evaluation.advance() is not None:
+        # A learner that has come back may have other weights than those that are loaded.
+        if self._is_published() and await self.parts.evaluation.advance() is not None:
             self._is_evaluated, self._evaluated_at = True, self._place(self.hub.state.committed)
 
     def _place(self, update: int) -> tuple[int, int | None]:

@@ -77,7 +77,7 @@ class LearnerUpdates:
     def forget_learner(self) -> None:
         """Forget a learner that is gone; its batch is in flight until the next Hello."""
         self.ready = False
-        self.orders = OutstandingRequests()
+        self.orders = OutstandingRequests(follows=self.orders.follows)
         self._hub.clock.learner_waits(False)
         self._hub.peers.learner = None
 
