@@ -116,9 +116,11 @@ class BatchSelector:
             return window.min_version, arrival, window.window_id
 
         ready = sorted(self._account.ready.values(), key=age)
-        size = self._schedule.batch_windows
-        whole = self._schedule.unit == "group"
-        chosen = self._whole_groups(ready, size) if whole else ready[:size]
+        schedule = self._schedule
+        # A round samples a whole group at least.
+        least = 0 if schedule.mode == "streaming" else schedule.num_generations
+        size = max(schedule.batch_windows, least)
+        chosen = self._whole_groups(ready, size) if schedule.unit == "group" else ready[:size]
         return sorted(chosen, key=lambda w: w.window_id)
 
     def _whole_groups(self, ready: list[Window], size: int) -> list[Window]:

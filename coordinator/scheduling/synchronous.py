@@ -1,8 +1,8 @@
 """Scheduler of `synchronous` and `windowed`: generate a round, train it, publish.
 
-Promises: a round has batch_windows windows (fewer by less than a group where carried trajectories
-leave no room for one), carried trajectories first, all sampled by one version; a batch's contents
-and their order do not depend on the order of arrival. Each event costs constant time.
+Promises: a round has batch_windows windows, or one group if larger (fewer by less than a group if
+carried trajectories leave no room), carried ones first, all sampled by one version; a batch's
+contents and their order do not depend on the order of arrival. Each event costs constant time.
 """
 
 from collections.abc import Iterable
@@ -129,8 +129,7 @@ class SynchronousScheduler(Scheduler):
         for key in carried:
             self._join_round(key)
         self._leases.put_back(carried[free:])
-        groups = (slots - len(carried)) // size
-        return carried[:free], groups if carried else max(1, groups)
+        return carried[:free], max(0 if carried else 1, (slots - len(carried)) // size)
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
         """Let a new group's trajectories join the round."""

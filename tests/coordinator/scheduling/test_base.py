@@ -275,6 +275,23 @@ def test_carried_trajectories_leave_no_small_batch_behind() -> None:
     assert [t.trajectory_id for t in world.fill(8)] == [0, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "windowed"])
+def test_a_round_of_one_large_group_is_one_batch(mode: str) -> None:
+    """None of its windows waits for a later update, where it would be too old."""
+    schedule = {"mode": mode, "batch_windows": 2, "num_generations": 4, "max_staleness": 0}
+    world = World(make_config(schedule=schedule))
+    for trajectory in world.fill(8):
+        world.chunk(trajectory, 2, "stop")
+        world.reward(trajectory)
+    prepared = world.take()
+    assert prepared is not None
+    assert [w.trajectory_id for w in policy_windows(prepared)] == [0, 1, 2, 3]
+    assert all(w.loss_weights.all() for w in policy_windows(prepared))
+    world.commit()
+    assert not world.account.ready
+    assert [t.trajectory_id for t in world.fill(8)] == [4, 5, 6, 7]
+
+
 def facts(window: Window) -> ClosedWindow:
     """What does not depend on when it became ready."""
     names = ClosedWindow.__struct_fields__
