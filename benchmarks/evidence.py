@@ -159,7 +159,7 @@ def studies() -> list[Study]:
     """Return all studies whose arms are one table."""
     paths = {name: study_file.FOLDER / f"{name}.toml" for name in study_file.names()}
     found = [Study.load(name) for name, path in paths.items() if not study_file.settings(path)]
-    return [one for one in found if one.file.retired is None and one.name != "schedule"]
+    return [one for one in found if one.name != "schedule"]
 
 
 def finished_arms(study: Study) -> dict[str, list[Row]]:

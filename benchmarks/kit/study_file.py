@@ -180,10 +180,6 @@ class StudyFile(_StudyTable):
     tuning: TuningTable | None = None
     race: Race | None = None
     parts: dict[str, StudyPart] = {}
-    retired: str | None = None
-    """The commit that has the code of a study that is no longer run."""
-    now: str | None = None
-    """The present name of a retired one, options included."""
 
     def expanded(self, overrides: Sequence[str]) -> Iterator[str]:
         """Replace named lists by their overrides. UserError for an unknown name."""

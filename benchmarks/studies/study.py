@@ -29,7 +29,6 @@ from benchmarks.kit.study_plan import Plan, Study
 from benchmarks.kit.study_runs import Measure, Runner, listing, prepare
 from benchmarks.kit.study_table import arms_table, lines_of
 from benchmarks.studies import comparison_figures as figures
-from headrace.errors import UserError
 from headrace.host.hardware import detect
 
 UNTUNED = "not tuned with these settings: runs at its first point, which no claim counts (--tune)"
@@ -54,13 +53,6 @@ def main(argv: Sequence[str]) -> int:
 def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
     """Parse the options of the study in a file."""
     file = study_file.load(path, settings[-1] if settings else None)
-    if file.now:
-        raise UserError(f"{path.stem} is part of another benchmark now: headrace bench {file.now}")
-    if file.retired:
-        raise UserError(
-            f"{path.stem} is run no more; its code is at commit {file.retired}, what it found on "
-            "the pages of docs and in benchmarks/results"
-        )
     parser = command_line(path.stem, about(path))
     parser.set_defaults(part=None, setting=None)
     if settings:

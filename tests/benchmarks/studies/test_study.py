@@ -16,7 +16,7 @@ from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_runs import Runner, core_shares, prepare
 from benchmarks.kit.study_table import arms_table, figure_of, lines_of
 from benchmarks.studies.study import main
-from headrace.config.loading.recipe import load_recipe, read_toml
+from headrace.config.loading.recipe import load_recipe
 from headrace.config.preflight.checks import problems
 from headrace.errors import RunFailedError, UserError
 from headrace.host.install import ROOT
@@ -53,19 +53,12 @@ def test_arms_differ_and_the_named_ones_exist(study: Study) -> None:
     assert len({key(study.arm(mode), 0) for mode in file.arms}) == len(file.arms)
 
 
-def test_a_study_says_what_it_is_and_a_retired_one_where_its_code_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_study_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     for name in study_file.names():
-        path = study_file.FOLDER / f"{name}.toml"
-        if "retired" not in read_toml(path) and name != "trl":
+        if name != "trl":
             with pytest.raises(SystemExit):
                 main([name, "--help"])
             assert f"headrace bench {name}" in capsys.readouterr().out
-    with pytest.raises(UserError, match="egae-bias is run no more; its code is at commit 84e96df"):
-        main(["egae-bias"])
-    with pytest.raises(UserError, match="bench learner --against contexts"):
-        main(["carried", "--json"])
 
 
 def test_a_mistake_in_a_file_is_one_line(tmp_path: Path) -> None:
