@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 Points = Sequence[tuple[float, float]]
 """(position, accuracy), by position."""
 DENSE = 0.1
@@ -94,13 +96,6 @@ def _gap(points: Points) -> float:
     return max((after - at for (at, _), (after, _) in pairwise(points)), default=0.0)
 
 
-def at_place(values: Sequence[float], place: float) -> float:
-    """Interpolate the value at a place in the row of evaluations."""
-    index = min(int(place), len(values) - 1)
-    after = values[min(index + 1, len(values) - 1)]
-    return values[index] + (place - index) * (after - values[index])
-
-
 def curve(row: Mapping[str, Any]) -> Points:
     """Return a row's accuracy over training seconds; empty where the run failed."""
     return [(seconds, accuracy) for _, seconds, accuracy, _ in row.get("evaluations", ())]
@@ -116,7 +111,7 @@ def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> 
     found = crossing(curve(row), target)
     if found is None:
         return TimeToTarget(values[-1], False)
-    return TimeToTarget(at_place(values, found.place), True)
+    return TimeToTarget(float(np.interp(found.place, np.arange(len(values)), values)), True)
 
 
 def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:

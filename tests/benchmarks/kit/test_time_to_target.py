@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from benchmarks.kit.time_to_target import (
     Crossing,
     TimeToTarget,
-    at_place,
     compare_times,
     crossing,
     interval,
@@ -78,11 +77,6 @@ def test_evaluations_are_dense_when_a_tenth_of_the_time_lies_between(
     found = crossing(points, 0.35)
     assert found is not None
     assert found.is_dense == dense
-
-
-def test_a_value_at_a_place_lies_between_its_neighbours() -> None:
-    assert at_place([10.0, 20.0, 40.0], 1.25) == 25.0
-    assert at_place([10.0, 20.0, 40.0], 2.0) == 40.0
 
 
 def test_survival_is_that_of_kaplan_and_meier() -> None:
