@@ -12,7 +12,6 @@ twentieth of a core is made again, up to three runs in all, where a study's figu
 """
 
 import argparse
-import importlib
 import re
 import sys
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from benchmarks.kit.study_runs import Measure, Runner, listing, prepare
 from benchmarks.kit.study_table import arms_table, lines_of
 from benchmarks.studies import comparison_figures as figures
 from headrace.host.hardware import detect
+from headrace.host.user_code import thing_of
 
 UNTUNED = "not tuned with these settings: runs at its first point, which no claim counts (--tune)"
 
@@ -145,8 +145,7 @@ def measure_of(study: Study) -> Measure:
     """Return the function that runs an arm, with the study's own facts in the row."""
     if study.file.facts is None:
         return run_arm
-    module, _, function = study.file.facts.partition(":")
-    return partial(run_arm, facts=getattr(importlib.import_module(module), function))
+    return partial(run_arm, facts=thing_of(study.file.facts))
 
 
 def report(
