@@ -164,16 +164,14 @@ def _trained_in(reader: RunReader, updates: tuple[int, int]) -> AnySelect:
     )
 
 
-def search_responses(run_dir: Path, text: str, *, purpose: str | None = None) -> list[int]:
-    """Ids of the trajectories whose response contains `text`, in order. None without a tokenizer.
-    `purpose`: bound of the responses read."""
+def search_responses(run_dir: Path, text: str, *, purpose: str) -> list[int]:
+    """Ids of the trajectories of this purpose whose response contains `text`, in order. None
+    without a tokenizer."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
     t = Trajectory
     query = select(t.trajectory_id, t.first_offset, t.last_offset).where(
-        t.run == reader.key, t.last_offset.is_not(None)
+        t.run == reader.key, t.purpose == purpose, t.last_offset.is_not(None)
     )
-    if purpose is not None:
-        query = query.where(t.purpose == purpose)
     places = sorted(tuple(row) for row in reader.rows(query))
     if decoder is None or not places:
         return []

@@ -126,8 +126,8 @@ def test_trajectories_of_an_update(run_dir: Path) -> None:
 
 
 def test_search_in_responses(run_dir: Path) -> None:
-    assert queries.search_responses(run_dir, "<b>bold") == [MARKUP_ID]
-    assert queries.search_responses(run_dir, "no such text") == []
+    assert queries.search_responses(run_dir, "<b>bold", purpose="train") == [MARKUP_ID]
+    assert queries.search_responses(run_dir, "no such text", purpose="train") == []
 
 
 def test_the_line_of_a_run_is_that_of_the_list(run_dir: Path) -> None:
