@@ -329,7 +329,10 @@ class Lineage:
         hub, state = self._hub, self._hub.state
         taken = hub.account.taken
         if taken is not None and (hello.update, hello.batch_id) == (taken.update, taken.batch_id):
-            self._commit_unreported(taken, hello.skipped)
+            # The learner's weights hold it, and it was never reported.
+            hub.recorder.write(self.commit(taken, hello.skipped, {}, []))
+            self.drop_warmup_windows(taken)
+            hub.scheduler.committed(None)
         else:
             self.return_batch("the learner's weights are without it")
         if not state.is_on_line(hello.update, hello.batch_id):
@@ -390,12 +393,6 @@ class Lineage:
         self._hub.state.apply(record)
         trained = self._hub.account.ledger.accounts["trained_policy"]
         return msgspec.structs.replace(record, trained_tokens=trained)
-
-    def _commit_unreported(self, batch: r.BatchTaken, skipped: str | None) -> None:
-        """Commit a batch that the learner's weights hold, but that it never reported."""
-        self._hub.recorder.write(self.commit(batch, skipped, {}, []))
-        self.drop_warmup_windows(batch)
-        self._hub.scheduler.committed(None)
 
     def _roll_back(self, hello: m.Hello) -> None:
         """Begin a new lineage at the weights' update: all committed later is ready again."""
