@@ -122,14 +122,12 @@ class AnchorSelection:
                 keep(one, out=True)
         files = source.domains.get("")
         each = len(files.training) if isinstance(files, DatasetSource) else None
-        stream = islice(training_prompts(config, self._tokenizer), each)
         left, repeated = count or each or DEFAULT_PROMPTS, 0
-        while left and repeated < MAX_SKIPS:
-            asked = next(stream, None)
-            if asked is None:
-                break
+        for asked in islice(training_prompts(config, self._tokenizer), each):
             new = keep(asked, out=False)
             left, repeated = left - new, 0 if new else repeated + 1
+            if not left or repeated == MAX_SKIPS:
+                break
         return list(found.values())
 
     def settings(self, prompts: Sequence[AnchorPrompt]) -> dict[str, Any]:
