@@ -106,10 +106,11 @@ class MachineWatch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True, name="machine-state")
         self.samples: list[MachineSample] = []
-        self._first: ProcessTree | None = None
+        self._first = ProcessTree()
 
     def __enter__(self) -> Self:
         self._sample()
+        self._first = deepcopy(self._tree)
         self._thread.start()
         return self
 
@@ -125,7 +126,7 @@ class MachineWatch:
         `disturbed`: others took more than `DISTURBED_CORES`."""
         first, last = self.samples[0], self.samples[-1]
         wall = last.at - first.at
-        before = self._first.seconds(roles) if self._first else {}
+        before = self._first.seconds(roles)
         cpu = sorted(self._tree.seconds(roles).items())
         others = max(0.0, last.busy - first.busy - (last.own - first.own)) / wall
         return {
@@ -169,8 +170,6 @@ class MachineWatch:
             parents[key] = born_of if process != self._root else None
         self._known = {key: process for key, process in self._known.items() if key in found}
         self._tree.record_processes(found, parents)
-        if self._first is None:
-            self._first = deepcopy(self._tree)
         whole = psutil.cpu_times()
         # On Linux `user` holds what guests used; irq and softirq are left out.
         busy, stolen = whole.user + whole.nice + whole.system, getattr(whole, "steal", 0.0)
