@@ -21,7 +21,6 @@ HostPlan = Sequence[tuple[ProcessSpec, ResourceShare]]
 FOLDER = "slurm"
 JOB = "job.sbatch"
 WORKERS = ("generator", "reward", "environment")
-STEPS = ("learner", *WORKERS)
 WARNING_S = 300
 """Seconds before a job's time limit at which it receives the signal to drain and checkpoint."""
 

@@ -4,8 +4,8 @@ In: a run's folder. Out: counts and findings; a journal without what cannot be u
 code with the coordinator or the account that it checks.
 """
 
-from storage.audit.findings import KINDS, Finding
+from storage.audit.findings import Finding
 from storage.audit.repair import RepairReport, repair
 from storage.audit.run_audit import AuditReport, audit_run
 
-__all__ = ["KINDS", "AuditReport", "Finding", "RepairReport", "audit_run", "repair"]
+__all__ = ["AuditReport", "Finding", "RepairReport", "audit_run", "repair"]

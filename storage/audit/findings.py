@@ -11,7 +11,7 @@ show), `checkpoint`, `weights` (the learner's log of its updates), `diagnostics`
 """
 
 from collections import Counter
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -20,7 +20,6 @@ Kind = Literal[
     "lines", "image", "trained_twice", "value", "critic_saw_outcome", "ledger", "sql", "mask",
     "checkpoint", "weights", "diagnostics",
 ]  # fmt: skip
-KINDS: tuple[str, ...] = get_args(Kind)
 MAX_FINDINGS_PER_KIND = 50
 """Findings written out per kind; the others are counted."""
 

@@ -7,6 +7,5 @@ rows until that is known, `writers` and `text` make files of them.
 """
 
 from storage.exports.job import ExportProgress, ExportSummary, export
-from storage.exports.writers import FORMATS
 
-__all__ = ["FORMATS", "ExportProgress", "ExportSummary", "export"]
+__all__ = ["ExportProgress", "ExportSummary", "export"]

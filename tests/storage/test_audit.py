@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -47,8 +47,8 @@ from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Span, 
 from headrace.run_files.run_folder import CHECKPOINT_FORMAT, described_files, manifest_text
 from headrace_cli.cli import main
 from storage import projection
-from storage.audit import KINDS, AuditReport, audit_run, repair
-from storage.audit.findings import Findings
+from storage.audit import AuditReport, audit_run, repair
+from storage.audit.findings import Findings, Kind
 from storage.audit.journal_facts import JournalFacts
 from storage.audit.reading import JournalRecord, survey
 from storage.audit.recount import check_tokens
@@ -643,7 +643,7 @@ def test_every_kind_is_provoked() -> None:
     elsewhere = {
         "sql", "mask", "damaged", "torn", "journal", "unusable", "lines", "weights", "image",
     }  # fmt: skip
-    assert provoked | elsewhere == set(KINDS)
+    assert provoked | elsewhere == set(get_args(Kind))
 
 
 # -- records that cannot be used, and the repair ---------------------------------------------------

@@ -9,9 +9,9 @@ import pytest
 
 from headrace_cli import command_table
 from headrace_cli.cli import main
-from storage.exports import FORMATS
 from storage.exports.job import KINDS
 from storage.exports.sql import TABLES
+from storage.exports.writers import FORMATS
 from tests.storage.samples import write_run
 
 
