@@ -43,13 +43,6 @@ _PICTURES: dict[tuple[str, bool], tuple[str, float]] = {}
 """What the charts of live runs show, and since when, by folder and whether they are of samples."""
 
 
-def forget() -> None:
-    """Let go of everything that was read."""
-    st.cache_data.clear()
-    THROTTLED.clear()
-    _PICTURES.clear()
-
-
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def runs(root: str) -> list[RunLine]:
     """All runs under the root, newest first."""

@@ -62,8 +62,3 @@ class ThrottledReads:
             kept.stamp, kept.status = stamp, status
             kept.at, kept.took = self._clock(), self._used() - before
             return kept.value
-
-    def clear(self) -> None:
-        """Let go of everything."""
-        with self._lock:
-            self._kept.clear()

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import streamlit as st
 
 from dashboard.charts import chart_spec, metric_curves
 from dashboard.reads import data
+from dashboard.reads.throttled import ThrottledReads
 from tests.dashboard.scripted_run import write_run
 
 
@@ -19,8 +21,10 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_caches() -> None:
-    data.forget()
+def _fresh_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    st.cache_data.clear()
+    monkeypatch.setattr(data, "THROTTLED", ThrottledReads())
+    monkeypatch.setattr(data, "_PICTURES", {})
 
 
 @pytest.fixture(autouse=True)
