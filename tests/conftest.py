@@ -5,10 +5,15 @@ tries a million inputs.
 
 What thousands of test modules bring in comes to stay: the garbage collector would go through it
 again and again while they are imported, which makes a third of their time, and later on.
+
+What differs from machine to machine and is not the tests' own is taken away at their beginning: a
+SIGINT that a shell has ignored for what it starts in the background, and the size and the colours
+of a terminal.
 """
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +23,11 @@ settings.register_profile("here", NO_CLOCK)
 settings.register_profile("ci", NO_CLOCK, derandomize=True)
 settings.register_profile("long", NO_CLOCK, max_examples=150_000)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # Processes of tests would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
 
 THRESHOLDS = gc.get_threshold()
 gc.set_threshold(0)  # A learner's module, once imported, enables it.

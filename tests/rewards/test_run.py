@@ -7,7 +7,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -101,8 +100,6 @@ async def worker(*, keys: Path | None = None) -> AsyncIterator[Front]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "rewards.run", "--connect", router.address, "--name", "reward-0",
             *arguments, cwd=ROOT, stderr=log,
-            # What a shell starts in the background ignores SIGINT, and hands that on.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
             yield Front(router, process, log)
