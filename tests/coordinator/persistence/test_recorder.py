@@ -1,7 +1,7 @@
 """What waits for the disk waits in order, and is told; what a user should know is told once."""
 
 import asyncio
-import time
+import threading
 from typing import cast
 
 import pytest
@@ -24,7 +24,8 @@ class Disk:
 
     def __init__(self) -> None:
         self.kept: list[Record] = []
-        self.is_full, self.seconds = False, 0.0
+        self.is_full, self.may_write = False, threading.Event()
+        self.may_write.set()
         self.behind, self.place = "", "the disk of /run/journal"
         self.behind_s = 0.0
         self.wants_snapshot = False
@@ -34,7 +35,7 @@ class Disk:
         return JournalEnd(len(self.kept), "")
 
     def append(self, records: list[Record]) -> None:
-        time.sleep(self.seconds)
+        assert self.may_write.wait(60)
         if self.is_full:
             raise StorageBlockedError("room for 9 bytes in /run/journal")
         self.kept += records
@@ -100,12 +101,13 @@ async def test_a_snapshot_follows_all_that_was_written(monkeypatch: pytest.Monke
 async def test_a_slow_disk_is_told_while_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOW_S", 0.02)
     disk = Disk()
-    disk.seconds = 0.3
+    disk.may_write.clear()
     recorder = Recorder(cast(RunStore, disk), interval_s=0.001)
     task = asyncio.create_task(recorder.run())
     recorder.write(incident("one"))
     await until(recorder, waits=True)
     assert "the disk of /run/journal to take 1 records" in recorder.waits_for
+    disk.may_write.set()
     await recorder.flush()
     assert recorder.waits_for == ""
     assert len(disk.kept) == 1
