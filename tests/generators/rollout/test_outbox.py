@@ -69,13 +69,14 @@ async def test_chunks_gather_until_the_last_message_is_acknowledged(
         assert sent == [[0], [1, 2, 3], [4]]
 
 
-async def test_a_lease_that_ends_waits_for_nothing() -> None:
+async def test_a_lease_that_ends_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "ACK_S", 60.0)
     async with running() as (outbox, sent):
         outbox.put(chunk(0))
         await until(lambda: sent)
         outbox.put(chunk(1))
         outbox.put(chunk(2, "stop"))
-        await until(lambda: len(sent) > 1, 0.4)
+        await until(lambda: len(sent) > 1)
         assert sent == [[0], [1, 2]]
 
 
