@@ -68,12 +68,14 @@ def test_what_a_child_moves_is_work(tmp_path: Path, way: str) -> None:
     work = ProgressReporter(0.1)
     code = MOVES[way].format(path=str(tmp_path / "file"))
     with subprocess.Popen(
-        [sys.executable, "-c", f"input(); {code}; input()"],
+        [sys.executable, "-c", f"print(flush=True); input(); {code}; input()"],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
     ) as child:
         assert child.stdin is not None
-        time.sleep(0.2)  # its own start
+        assert child.stdout is not None
+        child.stdout.readline()  # it has started
         with work.moving("loading"):
             assert said(work).stage == "loading"
             child.stdin.write("\n")
@@ -90,10 +92,13 @@ def test_who_computes_for_ever_without_moving_anything_does_no_work(
 ) -> None:
     """As a rank that waits for another one, while its process beats and looks at itself."""
     work = ProgressReporter(0.1)
-    spins = "input()\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", spins], stdin=subprocess.PIPE) as child:
+    spins = "print(flush=True)\ninput()\nwhile True: pass"
+    with subprocess.Popen(
+        [sys.executable, "-c", spins], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdin is not None
-        time.sleep(0.2)
+        assert child.stdout is not None
+        child.stdout.readline()  # it has started
         child.stdin.write(b"\n")
         child.stdin.flush()
         with work.moving("loading"):
