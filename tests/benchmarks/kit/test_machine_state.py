@@ -139,7 +139,9 @@ def test_real_processes_are_counted_to_the_second(tmp_path: Path) -> None:
         assert process.stdout is not None
         try:
             process.stdout.readline()
-            time.sleep(0.2)
+            looks = len(watch.samples)
+            while len(watch.samples) < looks + 2:  # the second one began after it spun
+                time.sleep(0.01)
         finally:
             process.kill()
             process.wait()
