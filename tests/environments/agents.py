@@ -80,8 +80,11 @@ async def streams(row: Row, *, base_url: str, api_key: str) -> float:
     return 1.0
 
 
-async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) -> Any:
-    """Ask what may not be asked, say what the refusal says, and go on."""
+async def bad(
+    row: Row, *, base_url: str, api_key: str, catches: bool = True, refused: str = ""
+) -> Any:
+    """Ask what may not be asked, say what the refusal says, and go on. Once the second of two
+    requests was refused, the file `refused` is there."""
     chat, what = Chat(base_url, api_key, max_retries=0), row["prompt"]
     if what == "silent":
         return 1.0
@@ -99,6 +102,7 @@ async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) ->
             try:
                 await other.say("two")
             finally:
+                Path(refused).touch()
                 await first
         elif what == "key":
             await Chat(base_url, api_key[:-1] + "x").say("hello")

@@ -234,17 +234,20 @@ def test_what_cannot_be_read_is_refused_in_one_line() -> None:
     play("echo", story)
 
 
-def test_two_requests_at_once_are_one_turn() -> None:
+def test_two_requests_at_once_are_one_turn(tmp_path: Path) -> None:
+    refused = tmp_path / "refused"
+
     async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0, prompt="twice")
         await episode.ask()
         assert texts(await episode.say("x")) == ["one"]
-        await asyncio.sleep(0.5)
+        while not refused.exists():
+            await asyncio.sleep(0.01)
         (said,) = texts(await episode.say("y"))
         assert "is under way" in said
         assert (await episode.say("z")).step.done
 
-    play("bad", story)
+    play("bad", story, refused=str(refused))
 
 
 @pytest.mark.parametrize(
