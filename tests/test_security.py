@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,11 @@ def with_password(config: RunConfig) -> RunConfig:
 
 def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path) -> None:
     config = endless().model_copy(update={"root": str(tmp_path)})
-    plain, private = map(run_folder.make_run_folder, (config, with_password(config)))
+    before = os.umask(0o022)
+    try:
+        plain, private = map(run_folder.make_run_folder, (config, with_password(config)))
+    finally:
+        os.umask(before)
     assert (private / "resolved.json").stat().st_mode & 0o777 == 0o600
     assert (plain / "resolved.json").stat().st_mode & 0o044
     assert run_folder.read_config(private).storage.database == DATABASE
