@@ -20,6 +20,7 @@ from headrace.protocol.records.record_types import (
     UpdateCommitted,
 )
 from storage.audit import audit_run
+from storage.journal.store import read_journal
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
@@ -45,7 +46,13 @@ def self_testing(self_test_s: float = 20.0, **sections: object) -> RunConfig:
 async def played(run_dir: Path, config: RunConfig, *peers: type[ScriptedPeer]) -> tuple[int, str]:
     """A run with these peers; its exit code and the last line of the coordinator."""
     coordinator = CoordinatorProcess(run_dir, config)
-    address = coordinator.start()
+    return await ended(coordinator, coordinator.start(), *peers)
+
+
+async def ended(
+    coordinator: CoordinatorProcess, address: str, *peers: type[ScriptedPeer]
+) -> tuple[int, str]:
+    """The same, of a coordinator that has started."""
     names = {"generator": "generator-0", "reward": "reward-0", "learner": "learner-0"}
     tasks = [
         asyncio.create_task(peer(address, names[peer.role], capacity=8).run()) for peer in peers
@@ -57,7 +64,15 @@ async def played(run_dir: Path, config: RunConfig, *peers: type[ScriptedPeer]) -
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return code, (run_dir / "coordinator.log").read_text().rstrip().splitlines()[-1]
+    log = (coordinator.run_dir / "coordinator.log").read_text()
+    return code, log.rstrip().splitlines()[-1]
+
+
+def failed_tests(run_dir: Path) -> list[str]:
+    """What the journal says of failed self-tests, also while the run goes on."""
+    found = read_journal(run_dir / "journal", only=[Incident])
+    records = [record for batch in found for _, record in batch]
+    return [r.text for r in records if isinstance(r, Incident) and r.kind == "self_test_failed"]
 
 
 class WatchedGenerator(ScriptedGenerator):
@@ -152,25 +167,42 @@ class Unmoved(ScriptedReward):
 
 
 @pytest.mark.parametrize(
-    ("generator", "reward", "cause"),
+    ("generator", "cause"),
     [
-        (Mute, ScriptedReward, "generator-0 did not answer a prompt within 6 s"),
-        (Weak, ScriptedReward, "generator-0 could not answer a prompt: no room for keys and"),
-        (Strange, ScriptedReward, "generator-0 could not answer a prompt: a token is not in the"),
-        (Empty, ScriptedReward, "generator-0 could not load its first weights: tensor lm_head is"),
-        (Slow, ScriptedReward, "generator-0 did not load its first weights within 6 s"),
-        (ScriptedGenerator, Unmoved, "reward-0 did not score an answer within 6 s"),
+        (Weak, "generator-0 could not answer a prompt: no room for keys and"),
+        (Strange, "generator-0 could not answer a prompt: a token is not in the"),
+        (Empty, "generator-0 could not load its first weights: tensor lm_head is"),
     ],
-    ids=["mute", "weak", "strange", "no weights", "slow weights", "no reward"],
+    ids=["weak", "strange", "no weights"],
 )
 async def test_the_first_part_that_fails_ends_the_run_and_is_named(
-    tmp_path: Path, generator: type[ScriptedPeer], reward: type[ScriptedPeer], cause: str
+    tmp_path: Path, generator: type[ScriptedPeer], cause: str
 ) -> None:
     code, line = await played(
-        tmp_path / "run-1", self_testing(LIMIT_S), generator, reward, ScriptedLearner
+        tmp_path / "run-1", self_testing(LIMIT_S), generator, ScriptedReward, ScriptedLearner
     )
     assert code == 1
     assert line.startswith(f"error: self-test: {cause}")
+
+
+async def test_a_part_that_does_not_answer_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    """Three runs at once, since each of them waits for its limit."""
+    silent: list[tuple[type[ScriptedPeer], type[ScriptedPeer], str]] = [
+        (Mute, ScriptedReward, "generator-0 did not answer a prompt within 6 s"),
+        (Slow, ScriptedReward, "generator-0 did not load its first weights within 6 s"),
+        (ScriptedGenerator, Unmoved, "reward-0 did not score an answer within 6 s"),
+    ]
+    runs = [CoordinatorProcess(tmp_path / f"run-{n}", self_testing(LIMIT_S)) for n in range(3)]
+    addresses = [run.start() for run in runs]
+    found = await asyncio.gather(
+        *(
+            ended(run, address, generator, reward, ScriptedLearner)
+            for run, address, (generator, reward, _) in zip(runs, addresses, silent, strict=True)
+        )
+    )
+    for (code, line), (_, _, cause) in zip(found, silent, strict=True):
+        assert code == 1
+        assert line.startswith(f"error: self-test: {cause}")
 
 
 class Broken(ScriptedReward):
@@ -217,7 +249,9 @@ async def test_who_joins_late_and_fails_gets_no_lease_and_ends_nothing(tmp_path:
     try:
         await until(lambda: learner.update >= 2)
         tasks += [asyncio.create_task(peer.run()) for peer in (late, good)]
-        await asyncio.sleep(LIMIT_S + 2.0)
+        async with asyncio.timeout(LIMIT_S + 60.0):
+            while not failed_tests(coordinator.run_dir):
+                await asyncio.sleep(0.5)
         begun = learner.update
         await until(lambda: learner.update >= begun + 3)
         leases = [x for s in late.seen if isinstance(s, m.Leases) for x in s.leases]
