@@ -73,7 +73,7 @@ class Slow(Echo):
     """Takes its time to begin."""
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
-        time.sleep(0.5)
+        time.sleep(1.2)
 
 
 class Lingering(Echo):

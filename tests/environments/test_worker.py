@@ -204,7 +204,7 @@ def test_one_that_hangs_is_given_up_and_its_neighbours_are_built_again() -> None
         assert (reply.status, reply.step.done) == ("timeout", False)
         assert texts(await player.say(2, "b")) == ["2:b"]
 
-    play("Echo", story, timeout_s=0.3)
+    play("Echo", story)
 
 
 def test_who_waits_for_another_one_to_close_is_no_failure() -> None:
@@ -340,7 +340,7 @@ def test_a_reset_has_a_deadline_of_its_own() -> None:
         assert (await player.begin(1)).status == "ok"
         assert texts(await player.say(1, "a")) == ["1:a"]
 
-    play("Slow", story, timeout_s=0.3, reset_timeout_s=5.0)
+    play("Slow", story, reset_timeout_s=20.0)
 
 
 def test_a_text_that_cannot_be_sent_is_invalid_and_its_child_lives() -> None:
@@ -376,7 +376,7 @@ def test_tools_are_called_in_a_child_and_one_that_hangs_ends_its_episode_alone()
         assert texts(await player.say(2, said)) == ["42"]
         assert (await player.say(2, "42")).step.done
 
-    play("TOOLS", story, timeout_s=0.3)
+    play("TOOLS", story)
     found = asyncio.run(ready_of(EnvironmentConfig(name=f"{FILE}:TOOLS")))
     assert [tool["function"]["name"] for tool in found.tools] == ["double", "stuck"]
 
