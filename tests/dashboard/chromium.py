@@ -21,6 +21,8 @@ from tests.services import find_chromium
 
 HOST = "127.0.0.1"
 PATIENCE_S = 300.0
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""A proxy of the environment does not know this machine's own servers."""
 STDERR = 2
 """The file itself: what stands for it in a test may be none."""
 ARGUMENTS = [
@@ -103,7 +105,7 @@ def served(root: Path) -> Iterator[str]:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
+        with DIRECT.open(url, timeout=1) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
