@@ -219,6 +219,9 @@ def test_the_base_installs_without_torch_and_reads_a_run(root: Path, tmp_path: P
         [*pip, "install", "--quiet", "--no-compile", "-c", str(lock), str(source)],
         capture_output=True, text=True,
     )  # fmt: skip
+    unreachable = installed.returncode != 0 and "connection broken by" in installed.stderr
+    if unreachable and not os.environ.get("CI"):
+        pytest.skip("pip cannot reach its index")
     assert installed.returncode == 0, installed.stderr
     plugin = "lib/*/site-packages/generators/engines/vllm_plugin/*/entry_points.txt"
     assert len(list((tmp_path / "venv").glob(plugin))) == 1
