@@ -27,7 +27,7 @@ from tests.small_disk import small_disk
 
 SCRIPT = str(Path(scripted_role.__file__))
 ROOT = Path(__file__).resolve().parents[3]
-QUICK = SupervisorDeadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
+QUICK = SupervisorDeadlines(start_s=60.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
 ONCE = RestartPolicy(limit=1, delay_s=0.01)
 NEVER = RestartPolicy()
 
@@ -392,20 +392,26 @@ def test_a_coordinator_without_an_address_is_not_waited_for_for_ever(script: Scr
     assert is_documented(f"error: {outcome.cause}; logs in here")
 
 
+def run_of_a_slow_start(script: Script, whole: ProcessSpec, start_s: float) -> RunOutcome:
+    """Where the coordinator has so much time from its first line on; until then its interpreter
+    starts."""
+    supervisor = Supervisor(script.run_dir, [whole], script, deadlines=QUICK)
+    brief = replace(QUICK, start_s=start_s)
+    script.when(lambda: written(whole.log), partial(setattr, supervisor, "_deadlines", brief))
+    script.when(lambda: bool(script.addresses), script.finish)
+    return supervisor.run()
+
+
 def test_a_coordinator_that_reads_for_long_and_says_so_is_waited_for(script: Script) -> None:
     words = ("reads", script.run_dir, script.stop_file, 15)
     reads = spec(script, "coordinator", "coordinator", *words)
-    script.when(lambda: bool(script.addresses), script.finish)
-    brief = SupervisorDeadlines(start_s=1.5, kill_s=1.0, poll_s=0.01)
-    assert Supervisor(script.run_dir, [reads], script, deadlines=brief).run() == RunOutcome(0)
+    assert run_of_a_slow_start(script, reads, 1.5) == RunOutcome(0)
 
 
 def test_a_coordinator_that_waits_for_a_disk_is_waited_for(script: Script) -> None:
     words = ("waits", script.run_dir, script.stop_file, 2)
     waits = spec(script, "coordinator", "coordinator", *words)
-    script.when(lambda: bool(script.addresses), script.finish)
-    brief = SupervisorDeadlines(start_s=1.0, kill_s=1.0, poll_s=0.01)
-    assert Supervisor(script.run_dir, [waits], script, deadlines=brief).run() == RunOutcome(0)
+    assert run_of_a_slow_start(script, waits, 1.0) == RunOutcome(0)
     room = "room for 1,024 bytes in /some/where, and 0 are free"
     assert script.notes == [f"coordinator waits: {room}", "coordinator goes on"]
     assert [note for note in script.notes if not is_documented(note)] == []
