@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from generators.run import build_engine
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host import stack_dumps
+from headrace.host.hardware import has_gpu
 from headrace.protocol.messages.control import (
     Goodbye,
     Hello,
@@ -33,6 +33,7 @@ from headrace_cli.launch.process import ChildProcess, ProcessLauncher
 from tests.generators.rollout.test_chunking import make_lease
 from tests.generators.scripted import NAME, ScriptedCoordinator
 from tests.headrace_cli.launch.test_supervisor import gone
+from tests.warm_roles import Started, warm_role
 
 START_S = 240.0
 ROOT = Path(__file__).parents[2]
@@ -61,9 +62,16 @@ def make_notice(path: Path, version: int) -> WeightNotice:
     )
 
 
-async def start_generator(coordinator: ScriptedCoordinator) -> Process:
+def start_generator(coordinator: ScriptedCoordinator, *, cold: bool = False) -> Started:
+    """A generator's process, with shared imports unless it is to be `cold`, as a user's is."""
     argv = generator_argv(coordinator.router.address, NAME, None)
-    return await asyncio.create_subprocess_exec(*argv, cwd=ROOT, start_new_session=True)
+    if cold or has_gpu():
+        return subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
+    return warm_role(argv[2], *argv[3:], log=sys.stderr)
+
+
+async def exit_code(process: Started, within_s: float = 30.0) -> int:
+    return await asyncio.to_thread(process.wait, within_s)
 
 
 @pytest.fixture
@@ -88,7 +96,7 @@ async def until_ready(coordinator: ScriptedCoordinator, weights: Path) -> None:
 async def test_a_vllm_generator_streams_while_weights_change_and_ends_well(
     coordinator: ScriptedCoordinator, weight_files: list[Path]
 ) -> None:
-    process = await start_generator(coordinator)
+    process = start_generator(coordinator)
     await until_ready(coordinator, weight_files[0])
     leases = [
         make_lease(lease_id=i, trajectory_id=i, seed=i, window=64, max_total=400, stop_at=400)
@@ -108,7 +116,7 @@ async def test_a_vllm_generator_streams_while_weights_change_and_ends_well(
     versions = {s.version for chunk in coordinator.chunks for s in chunk.spans}
     assert versions == {0, 1}
     await coordinator.send(Shutdown(reason="done"))
-    assert await asyncio.wait_for(process.wait(), 30.0) == 0
+    assert await exit_code(process) == 0
     assert coordinator.got(Goodbye) == [Goodbye()]
 
 
@@ -117,12 +125,12 @@ async def test_a_torch_generator_is_the_same_process(
 ) -> None:
     coordinator = ScriptedCoordinator(make_config(model_folder, "torch").model_dump_json())
     server = asyncio.create_task(coordinator.serve())
-    process = await start_generator(coordinator)
+    process = start_generator(coordinator)
     await until_ready(coordinator, weight_files[0])
     await coordinator.send(Leases(leases=[make_lease(window=64, max_total=20, stop_at=20)]))
     await coordinator.until(lambda: coordinator.ended(7))
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 30.0) == 143
+    assert await exit_code(process) == 143
     await coordinator.until(lambda: bool(coordinator.got(Goodbye)))
     server.cancel()
     coordinator.router.close()
@@ -144,8 +152,8 @@ async def test_a_folder_without_a_model_ends_with_exit_code_2(model_folder: Path
     config["model"]["path"] = str(model_folder / "none")
     coordinator = ScriptedCoordinator(RunConfig.model_validate(config).model_dump_json())
     server = asyncio.create_task(coordinator.serve())
-    process = await start_generator(coordinator)
-    assert await asyncio.wait_for(process.wait(), 60.0) == 2
+    process = start_generator(coordinator)
+    assert await exit_code(process, 60.0) == 2
     server.cancel()
     coordinator.router.close()
 
@@ -155,7 +163,7 @@ async def test_a_folder_without_a_model_ends_with_exit_code_2(model_folder: Path
 async def test_a_killed_engine_is_named_and_its_tokens_are_kept(
     coordinator: ScriptedCoordinator, weight_files: list[Path]
 ) -> None:
-    process = await start_generator(coordinator)
+    process = start_generator(coordinator)
     await until_ready(coordinator, weight_files[0])
     leases = [
         make_lease(lease_id=i, trajectory_id=i, seed=i, window=8, max_total=400, stop_at=400)
@@ -165,7 +173,7 @@ async def test_a_killed_engine_is_named_and_its_tokens_are_kept(
     await coordinator.until(lambda: bool(coordinator.chunks))
     family = psutil.Process(process.pid).children(recursive=True)
     max(family, key=lambda child: child.memory_info().rss).kill()
-    assert await asyncio.wait_for(process.wait(), 30.0) == 1
+    assert await exit_code(process) == 1
     await coordinator.until(lambda: bool(coordinator.got(Goodbye)))
     (goodbye,) = coordinator.got(Goodbye)
     assert isinstance(goodbye, Goodbye)
@@ -201,7 +209,7 @@ async def test_kill_9_leaves_no_engine_behind(
         ProcessSpec(NAME, "generator", argv, role_environment(1), tmp_path / "log")
     )
     with ProcessLauncher() as launcher:
-        alone = None if supervised else await start_generator(coordinator)
+        alone = None if supervised else start_generator(coordinator, cold=True)
         pid = alone.pid if alone else launcher.start(child, {})
         await until_ready(coordinator, weight_files[0])
         family = [process.pid for process in psutil.Process(pid).children(recursive=True)]
@@ -211,6 +219,8 @@ async def test_kill_9_leaves_no_engine_behind(
         # An engine of one process maps no shared memory.
         assert len(files) > 1 if width > 1 else files == []
         os.kill(pid, signal.SIGKILL)
+        if alone:
+            alone.wait()
         deadline = time.monotonic() + (10.0 if supervised else 2.0)
 
         def left() -> list[int | Path]:
