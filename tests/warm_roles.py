@@ -160,7 +160,7 @@ def warm(
 
 
 def warm_role(module: str, *argv: str, log: IO[Any] | int) -> WarmProcess:
-    """Start a role on its own."""
+    """Start a role on its own, in the repository."""
     return WarmProcess(warm_address(), module, argv, stdout=log, env=os.environ, cwd=ROOT)
 
 

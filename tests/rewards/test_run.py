@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,15 +31,15 @@ from headrace.protocol.transport.curve import make_keys
 from headrace.protocol.transport.endpoints import name_of
 from headrace.protocol.transport.sockets import Router
 from tests.rewards.items import item, user_function
+from tests.warm_roles import WarmProcess, warm_role
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
 
 
 class Front:
     """The coordinator's side of one worker process."""
 
-    def __init__(self, router: Router, process: asyncio.subprocess.Process, log: IO[bytes]) -> None:
+    def __init__(self, router: Router, process: WarmProcess, log: IO[bytes]) -> None:
         self.router, self.process, self._log = router, process, log
         self.peer = ""
 
@@ -86,8 +85,7 @@ class Front:
 
     async def ends(self) -> tuple[int, str]:
         """Exit code and log."""
-        async with asyncio.timeout(DEADLINE_S):
-            code = await self.process.wait()
+        code = await asyncio.to_thread(self.process.wait, DEADLINE_S)
         self._log.seek(0)
         return code, self._log.read().decode()
 
@@ -97,16 +95,13 @@ async def worker(*, keys: Path | None = None) -> AsyncIterator[Front]:
     arguments = ["--curve-keys", str(keys)] if keys else []
     router = Router("127.0.0.1", 0, max_bytes=64 << 20, curve_keys=str(keys) if keys else None)
     with tempfile.TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rewards.run", "--connect", router.address, "--name", "reward-0",
-            *arguments, cwd=ROOT, stderr=log,
-        )  # fmt: skip
+        link = ("--connect", router.address, "--name", "reward-0")
+        process = warm_role("rewards.run", *link, *arguments, log=log)
         try:
             yield Front(router, process, log)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
             router.close()
 
 
@@ -208,7 +203,7 @@ async def test_neither_children_nor_what_they_started_outlive_a_killed_worker(
                 await asyncio.sleep(0.01)
         children = psutil.Process(front.process.pid).children(recursive=True)
         assert int(note.read_text()) in {child.pid for child in children}
-        front.process.kill()
+        front.process.send_signal(signal.SIGKILL)
         assert psutil.wait_procs(children, timeout=DEADLINE_S)[1] == []
 
 
