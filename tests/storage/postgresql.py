@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import psutil
 import psycopg
 import pytest
 
+from headrace.host.hardware import free_port
 from tests.services import cannot_have, find_postgresql
 
 
@@ -33,9 +33,7 @@ class Server:
         self._binaries, self._folder = binaries, folder
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.url = f"postgresql://tester@127.0.0.1:{self._port}/"
         self._data = folder / "data"
         _call(binaries / "initdb", "-D", self._data, "-A", "trust", "-U", "tester", "--no-sync")
@@ -116,5 +114,5 @@ def _call(*command: object) -> None:
         cwd="/tmp",
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        timeout=60,
+        timeout=240,
     )

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from headrace.errors import ProtocolError, RunFailedError, UserError
+from headrace.host.hardware import free_port
 from headrace.protocol.messages.control import (
     Command,
     Heartbeat,
@@ -94,9 +95,7 @@ async def test_there_and_back() -> None:
 
 
 async def test_messages_wait_while_there_is_no_coordinator() -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
+    port = free_port()
     with dealt(Link(f"tcp://127.0.0.1:{port}", LIMIT), "reward-0") as dealer:
         await dealer.send(hello("reward-0"))
         router = Router("127.0.0.1", port, max_bytes=LIMIT)
