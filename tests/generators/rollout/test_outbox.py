@@ -43,7 +43,7 @@ async def running() -> AsyncIterator[tuple[Outbox, Sent]]:
         yield outbox, sent
     finally:
         task.cancel()
-        ended, _ = await asyncio.wait((task,), timeout=10)
+        ended, _ = await asyncio.wait((task,), timeout=60)
         assert ended
 
 
