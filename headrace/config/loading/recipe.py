@@ -309,7 +309,7 @@ def _hint(root: type[BaseModel], key: str, data: Table) -> str:
     parent, _, name = key.rpartition(".")
     models = _section(root, parent, data)
     neighbours = [field for model in models for field in model.model_fields]
-    if translation := translate(key):
+    if root is RunConfig and (translation := translate(key)):
         return f"; {translation}"
     if near := difflib.get_close_matches(name, neighbours, n=1, cutoff=0.75):
         return f"; did you mean {f'{parent}.' if parent else ''}{near[0]}?"

@@ -83,6 +83,7 @@ def test_every_key_says_what_it_means_here_and_in_the_documentation() -> None:
     [
         ("objective.kind=scalar", "objective.kind must be one of"),
         ("training.step=5", "unknown key training.step; did you mean training.steps?"),
+        ("training.max_steps=5", "unknown key training.max_steps; did you mean training.steps?"),
         ("objective.template=x", "a text with {question} exactly once, not 0 times"),
         ("training.lr=-1", "training.lr = -1: should be greater than 0"),
     ],
