@@ -31,7 +31,7 @@ def read_anchors(path: Path) -> dict[str, Anchor]:
             f"no anchors at {path}: `headrace reward anchors RECIPE --out {path.name}` makes them"
         )
     found: dict[str, Anchor] = {}
-    with path.open(encoding="utf-8") as stream:
+    with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
@@ -48,7 +48,7 @@ def read_anchors(path: Path) -> dict[str, Anchor]:
     return found
 
 
-def _anchor(line: str, where: str) -> tuple[str, Anchor]:
+def _anchor(line: bytes, where: str) -> tuple[str, Anchor]:
     """(the prompt as the policy sees it, its anchor) of a row."""
     try:
         row = json.loads(line)

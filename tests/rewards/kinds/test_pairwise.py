@@ -149,12 +149,14 @@ def test_another_tokenizer_and_words_of_several_tokens_are_refused(tmp_path: Pat
     ("row", "line"),
     [
         ("nonsense", "row 2: not JSON"),
+        ('"\udcfc"', "row 2: not JSON: .* can't decode byte 0xfc"),
         ('{"prompt": "q"}', "row 2: an anchor's row is an object"),
         ('{"prompt": [], "anchor": "a"}', "row 2: its prompt is a chat"),
         ('{"prompt": "3a14=", "anchor": "other"}', "row 2: a second anchor"),
     ],
 )
 def test_files_that_are_no_anchors(anchors: Path, row: str, line: str) -> None:
-    anchors.write_text(json.dumps({"prompt": PROMPT, "anchor": GOOD}) + "\n" + row + "\n")
+    text = json.dumps({"prompt": PROMPT, "anchor": GOOD}) + "\n" + row + "\n"
+    anchors.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=line):
         build(Options(model="nowhere", anchors=str(anchors)))
