@@ -64,7 +64,7 @@ def read_dataset(
             row = make_row(record, prompt_keys, answer_keys, file=file, number=number)
             rows.append(apply_template(row, prompt_template))
     if not rows:
-        raise UserError(f"{path} has no rows: point task.path at a file with at least one")
+        raise UserError(f"{path} has no rows: name a file with at least one")
     return rows
 
 

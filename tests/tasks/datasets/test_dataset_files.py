@@ -150,7 +150,7 @@ def test_finished_answers_of_an_export_have_its_names_whatever_the_data_set_call
         ('{"prompt": 3, "answer": "1"}\n', "row 1: the prompt is neither"),
         ('{"prompt": "p", "answer": "1"}\n{"prompt"\n', "row 2: not JSON"),
         ("[1]\n", "row 1: expected a JSON object"),
-        ("", "has no rows"),
+        ("", "has no rows: name a file"),
     ],
 )
 def test_bad_rows_name_file_and_row(tmp_path: Path, content: str, message: str) -> None:
