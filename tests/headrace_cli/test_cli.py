@@ -460,6 +460,8 @@ def test_what_a_run_needs_is_looked_at_before_it_begins(
         assert expected in line
         assert main(["config", "check", str(file), *overrides]) == 2
         assert expected in capsys.readouterr().out
+    job = fails(capsys, "launch", str(missing), "--on", "slurm", "--root", str(runs))
+    assert "torn.jsonl, row 2: no answer" in job, "not in the job, hours later"
     assert not runs.exists()
 
 

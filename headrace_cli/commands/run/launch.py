@@ -19,13 +19,13 @@ from types import FrameType
 from rich.console import Console
 
 from headrace.config.device_defaults import resolve_learner
-from headrace.config.preflight.checks import check_dataset, check_model
+from headrace.config.preflight.checks import check_model
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import own_address, torch_cuda
 from headrace.protocol.transport.sockets import is_loopback
 from headrace.run_files import run_folder
-from headrace_cli.commands.checks.preflight import check_environment, say_overruled
+from headrace_cli.commands.checks.preflight import check_data, check_environment, say_overruled
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import (
     prepare_run,
@@ -71,7 +71,7 @@ def _prepared(
 def _check(config: RunConfig, *, gpus: bool, find_room: Callable[[HostPlan], object]) -> RunConfig:
     """Check a run that works elsewhere as far as possible here: its files, not memory and ports."""
     check_model(config)
-    check_dataset(config)
+    check_data(config)
     on_gpu = gpus and torch_cuda() is not None
     # Which products its processor has the learner sees itself.
     found = resolve_learner(config, on_gpu=on_gpu, bfloat16=True)
