@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from headrace.config.sections.base import StrictModel
 from headrace.config.sections.reward_model import ObjectiveConfig, RewardModelConfig
-from headrace.errors import UserError, first_line
+from headrace.errors import UserError
 
 FILE = "reward_model.json"
 FORMAT: Final = 1
@@ -64,9 +64,9 @@ def read_card(folder: Path) -> Card:
             "`headrace reward train`"
         )
     try:
-        return Card.model_validate_json(path.read_text(encoding="utf-8"))
+        return Card.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        line = first_line(error)
+        line = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be read by this version of Headrace: {line}") from error
 
 
