@@ -74,8 +74,8 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
     host, port = config.transport.host, config.transport.port
     if port and not port_is_free(host, port):
         raise UserError(
-            f"transport.port = {port} is in use on {host}; choose another with "
-            "transport.port=PORT (0 takes a free one)"
+            f"transport.port = {port} is in use on {host}, or that is no address of this machine: "
+            "choose another by transport.port=PORT (0 takes a free one) or transport.host"
         )
     check_gpus(config, hardware)
     _check_memory(config, hardware, shape)

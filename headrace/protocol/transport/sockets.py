@@ -96,7 +96,7 @@ class _BoundSocket:
             self.close()
             raise UserError(
                 f"cannot bind {host}:{port} ({error}); choose another with transport.port=PORT "
-                "(0 takes a free one)"
+                "(0 takes a free one), or for transport.host an IPv4 address of this machine"
             ) from error
         except UserError:
             self.close()

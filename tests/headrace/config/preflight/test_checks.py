@@ -437,6 +437,9 @@ def test_a_port_in_use_is_named(recipe: Path) -> None:
         assert not port_is_free("127.0.0.1", port)
         with pytest.raises(UserError, match=rf"transport\.port = {port} is in use"):
             check_machine(load_recipe(recipe, [f"transport.port={port}"]), PLENTY)
+    elsewhere = ["transport.host=192.0.2.1", f"transport.port={port}"]
+    with pytest.raises(UserError, match=r"no address of this machine: .* or transport\.host$"):
+        check_machine(load_recipe(recipe, elsewhere), PLENTY)
 
 
 def test_too_little_memory_is_said_with_its_parts(recipe: Path) -> None:

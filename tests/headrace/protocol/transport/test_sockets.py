@@ -312,6 +312,11 @@ def keys(tmp_path: Path) -> Path:
     return folder
 
 
+def test_an_address_of_another_machine_is_the_users_mistake(keys: Path) -> None:
+    with pytest.raises(UserError, match=r"transport\.host an IPv4 address of this machine"):
+        Router("192.0.2.1", 0, max_bytes=LIMIT, curve_keys=str(keys))
+
+
 def test_keys_are_for_their_owner_only(keys: Path) -> None:
     assert keys.stat().st_mode & 0o077 == 0
     assert has_keys(keys)
