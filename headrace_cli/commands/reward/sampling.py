@@ -43,12 +43,8 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     if arguments.policy is not None:
         model = json.dumps(named_model(arguments.policy))
         arguments.overrides = [*arguments.overrides, f"model.path={model}"]
-    arguments.overrides = [
-        *arguments.overrides,
-        "model.critic_path=null",
-        "reward.process.source=null",
-        "dashboard.enabled=false",
-    ]
+    arguments.overrides += ["model.critic_path=null", "reward.process.source=null"]
+    arguments.no_dashboard = True
     config = config_from_arguments(arguments)
     sources = {n: s for n, s in config.reward.sources.items() if s.unit != "line"}
     reward = config.reward.model_copy(update={"sources": sources})

@@ -18,6 +18,7 @@ from headrace_cli.commands.run.train import config_from_arguments
 
 def try_rewards(arguments: argparse.Namespace) -> int:
     """Score the answers in a file as a run would, and print each result."""
+    arguments.no_dashboard = True
     config = config_from_arguments(arguments)
     if wrong := [line for line in problems(config) if line.startswith("reward.")]:
         raise UserError(wrong[0])

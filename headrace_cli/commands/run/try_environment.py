@@ -26,6 +26,7 @@ from headrace_cli.launch.supervisor import signal_handler
 
 def try_environment(arguments: argparse.Namespace) -> int:
     """Play episodes; each line that a person types is a turn of the policy."""
+    arguments.no_dashboard = True
     if arguments.policy not in (None, ""):
         path = json.dumps(named_model(arguments.policy))
         arguments.overrides = [*arguments.overrides, f"model.path={path}"]

@@ -1,6 +1,7 @@
 """`headrace reward try` as a user calls it, with the children of a run."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,14 @@ def write_recipe(folder: Path) -> Path:
     captions = recipe.with_name("models") / "shapes-captions"
     path.write_text(text.replace("models/shapes-captions", str(captions)))
     return path
+
+
+def test_no_page_is_announced(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run beside it has the port of its page."""
+    file = write(tmp_path / "a.jsonl", {"completion": "7", "answer": "7"})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        page = ("dashboard.enabled=true", f"dashboard.port={server.getsockname()[1]}")
+        assert main(["reward", "try", str(recipe), file, *page]) == 0
+    assert "the page is at port" not in capfd.readouterr().err
