@@ -123,9 +123,10 @@ class MessageRenderer:
         parts = _MARK.split(text[ends[1] :])
         if changes or parts[1::3] != [str(number) for number in range(len(messages))]:
             raise UserError(
-                "the model's chat template changes earlier messages when others follow them, so "
-                "that an environment's messages cannot be appended; set environment.template = "
-                '"append" where only reasoning is dropped, or take another template'
+                "the model's chat template changes earlier messages when others follow them, or "
+                f"drops some ({', '.join(sorted({m.role for m in messages}))}): an environment's "
+                'messages cannot be appended; set environment.template = "append" where only '
+                "reasoning is dropped, or take another template"
             )
         return text[: ends[1]], parts[::3], parts[2::3]
 

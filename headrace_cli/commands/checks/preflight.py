@@ -29,6 +29,7 @@ from headrace.data.media import MediaError
 from headrace.data.tokenizer import has_chat_template
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware
+from headrace.protocol.messages.environments import InsertedMessage
 from headrace_cli.commands.checks.reward_check import check_reward, policy_tokenizer
 from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import plan_processes
@@ -215,7 +216,9 @@ def check_environment(config: RunConfig) -> RunConfig:
                 'model.chat_template = "always"'
             )
         return config
-    MessageRenderer(tokenizer, is_chat=True, appends=environment.template == "append")
+    renderer = MessageRenderer(tokenizer, is_chat=True, appends=environment.template == "append")
+    if ready.tools:
+        renderer.ids([InsertedMessage("tool", "")], most=1)
     found: dict[str, Any] = {"tools": ready.tools, "scored": environment.scored or not ready.pays}
     if ready.tools or environment.is_agent:
         found["calls"] = _call_format(environment, str(tokenizer.chat_template))

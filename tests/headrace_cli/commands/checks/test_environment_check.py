@@ -93,6 +93,14 @@ def test_a_template_that_cannot_be_extended_ends_all_before_it_begins(tmp_path: 
         checked(forgets, "model.chat_template=always")
 
 
+def test_a_template_without_answers_of_tools_ends_all_before_it_begins(tmp_path: Path) -> None:
+    """Else each call would end its episode, until too many in a row have ended the run."""
+    deaf = with_template(tmp_path, SAYS.replace("in messages", "in messages if m.role != 'tool'"))
+    with pytest.raises(UserError, match=r"drops some \(tool\)"):
+        checked(deaf, "model.chat_template=always", f"environment.name={FILE}:TOOLS")
+    assert checked(deaf, "model.chat_template=always").environment is not None
+
+
 def test_a_model_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^model\.path = .*: no tokenizer: ") as caught:
         checked(f"model.path={tmp_path}", "model.chat_template=always")
