@@ -41,8 +41,7 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     """Return the recipe with the chosen policy. Value model and line sources are left out: the
     answers may be for training them."""
     if arguments.policy is not None:
-        model = json.dumps(named_model(arguments.policy))
-        arguments.overrides = [*arguments.overrides, f"model.path={model}"]
+        arguments.overrides.append(f"model.path={json.dumps(named_model(arguments.policy))}")
     arguments.overrides += ["model.critic_path=null", "reward.process.source=null"]
     arguments.no_dashboard = True
     config = config_from_arguments(arguments)

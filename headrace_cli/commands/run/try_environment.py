@@ -28,8 +28,7 @@ def try_environment(arguments: argparse.Namespace) -> int:
     """Play episodes; each line that a person types is a turn of the policy."""
     arguments.no_dashboard = True
     if arguments.policy not in (None, ""):
-        path = json.dumps(named_model(arguments.policy))
-        arguments.overrides = [*arguments.overrides, f"model.path={path}"]
+        arguments.overrides.append(f"model.path={json.dumps(named_model(arguments.policy))}")
     config = config_from_arguments(arguments)
     if config.environment is None:
         raise UserError(f"{arguments.recipe} has no [environment]")
