@@ -39,7 +39,8 @@ MOST_OUT = 64
 
 def branch_of(group: r.GroupIssued) -> int:
     """Return the trajectory that this group's is a branch of; -1: it is none."""
-    return int(json.loads(group.info)[BRANCH_OF]) if BRANCH_OF in group.info else -1
+    # Rows that were exported name the key, too; a branch alone has no position.
+    return int(json.loads(group.info)[BRANCH_OF]) if group.position < 0 else -1
 
 
 class EpisodeManager:

@@ -10,13 +10,13 @@ import pytest
 from coordinator.connections.message_checks import end_record
 from coordinator.dispatch.message_rendering import MessageRenderer
 from coordinator.persistence.state import State
-from coordinator.rollouts.episodes import branch_of
+from coordinator.rollouts.episodes import BRANCH_OF, branch_of
 from coordinator.run import build
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.environments import InsertedMessage, Step, StepAsk, StepReply
 from headrace.protocol.records.record_types import ChunkArrived, Incident, TrajectoryEnded
 from headrace.protocol.transport.endpoints import identity_of
-from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.trajectories import Trajectory, issued_again
 from tests.byte_tokenizer import train_tokenizer
 from tests.coordinator.stage import GENERATOR, LEARNER, MONITOR, REWARD, Stage
 from tests.coordinator.test_loop import run_config
@@ -618,5 +618,22 @@ def test_an_episode_that_is_given_up_ends_at_its_worker_too(tmp_path: Path) -> N
         stage.hub.record_event(end_record(first, "aborted"))
         assert first.trajectory_id not in worker.knows
         assert worker.ended == [first.trajectory_id]
+
+    play(tmp_path / "run-1", story)
+
+
+def test_a_row_that_was_a_branch_in_another_run_is_none(tmp_path: Path) -> None:
+    """An export keeps what the journal says of a branch: as text in its column `info`, which reward
+    functions see as columns."""
+
+    async def story(stage: EpisodeStage) -> None:
+        group = stage.hub.account.groups[stage.first().group_id]
+        for row in ({"info": json.dumps({BRANCH_OF: 3})}, {BRANCH_OF: 3}):
+            again = issued_again(
+                group, group_id=stage.hub.state.next_group, info=json.dumps(row),
+                trajectory_ids=[stage.hub.state.next_trajectory], seeds=[0],
+            )  # fmt: skip
+            stage.hub.record_event(again)
+            assert branch_of(stage.hub.account.groups[again.group_id]) == -1
 
     play(tmp_path / "run-1", story)
