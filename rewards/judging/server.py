@@ -280,7 +280,7 @@ def _message(body: bytes) -> str:
     """Return the message of an error's body, on one line."""
     try:
         found = msgspec.json.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         found = body.decode(errors="replace")
     if isinstance(found, dict):
         found = found.get("error", found)

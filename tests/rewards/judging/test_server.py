@@ -49,6 +49,19 @@ async def test_what_may_pass_is_tried_again() -> None:
         assert "503, trouble 503" in usage.problem
 
 
+async def test_an_error_in_another_encoding_is_tried_again_like_any() -> None:
+    """As a proxy before the server may send it."""
+
+    def overloaded() -> web.StreamResponse:
+        return web.Response(status=503, body='{"error": "überlastet"}'.encode("latin-1"))
+
+    async with scripted_judge(in_turn(overloaded, answer)) as judge, of(judge) as server:
+        usage = JudgeUsage()
+        assert (await server.ask("is it?", usage)).text == "yes"
+        assert "503" in usage.problem
+        assert "berlastet" in usage.problem
+
+
 async def test_a_server_whose_clock_is_ahead_is_not_waited_for_that_long() -> None:
     now = "Fri, 01 Jan 2100 12:00:00 GMT"
     script = in_turn(failing(503, Retry_After=now, Date=now), answer)
