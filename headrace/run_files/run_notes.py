@@ -38,7 +38,7 @@ def read_notes(run_dir: Path) -> RunNotes:
         found = msgspec.json.decode(path.read_bytes(), type=RunNotes)
     except FileNotFoundError:
         return RunNotes()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return RunNotes(trouble=f"{path} cannot be read: {error}")
     return replace(found, trouble="")
 

@@ -28,7 +28,10 @@ def test_what_is_noted_is_kept_and_changed_one_by_one(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "notes.json").read_text())) == {"tags", "note", "archived"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"tags": 3}', '{"note": null}', "\udcff"])
+NO_NOTES = ("", "{", "[1]", '{"tags": 3}', '{"note": null}', "\udcff", '{"note": "\udcff"}')
+
+
+@pytest.mark.parametrize("text", NO_NOTES)
 def test_a_file_that_is_no_notes_is_told_and_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "notes.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     found = read_notes(tmp_path)
