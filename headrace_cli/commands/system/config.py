@@ -124,7 +124,7 @@ def _machine(path: Path | None) -> Hardware:
     try:
         table = decode(path.read_bytes(), type=dict[str, Any])
         return msgspec.convert(table.get("hardware", table), Hardware)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise UserError(f"--hardware {path}: {error}") from error
 
 

@@ -152,12 +152,12 @@ def test_recipes_for_one_node_are_explained_and_fit(
     assert "idle GPUs" not in facts
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"cores": 3}', '{"cores": []}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"cores": 3}', '{"cores": []}', '{"x": "\udcff"}'])
 def test_a_file_that_describes_no_machine_is_one_line(
     tmp_path: Path, recipe: Path, text: str
 ) -> None:
     machine = tmp_path / "machine.json"
-    machine.write_text(text)
+    machine.write_bytes(text.encode("utf-8", "surrogateescape"))
     done = call(dict(os.environ), "config", "explain", str(recipe), "--hardware", str(machine))
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --hardware {machine}: ")
