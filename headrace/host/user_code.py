@@ -97,7 +97,8 @@ def describe(error: BaseException) -> str:
     """Kind, text and place of an error, on one line; of a UserError its text, which says all."""
     told = isinstance(error, UserError)
     text = " ".join((str(error) if told else f"{type(error).__name__}: {error}").split())
-    return text[:MOST_CHARACTERS] + ("" if told else place_of(error))
+    whole = text[:MOST_CHARACTERS] + ("" if told else place_of(error))
+    return whole.encode(errors="replace").decode()  # half a character would end who sends it
 
 
 def place_of(error: BaseException) -> str:

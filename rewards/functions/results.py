@@ -105,6 +105,7 @@ def _parts(name: str, entry: object) -> dict[str, float]:
         entry = entry.tolist()
     while isinstance(entry, list | tuple) and len(entry) == 1:
         entry = entry[0]
+    name = name.encode(errors="replace").decode()  # half a character could not be sent
     return {name: _finite(f"part {name!r}", entry)} if hasattr(entry, "__float__") else {}
 
 

@@ -52,6 +52,10 @@ def behave(prompt: str, completion: str, answer: str, **info: Any) -> Any:
             return float(sys.stdin.read() == "")
         case "parts":
             return {"score": 0.5, "format": 1.0, "length": len(completion)}
+        case "half":
+            raise RuntimeError("no \ud83d")
+        case "named":
+            return {"score": 0.5, "of \ud83d": 1.0}
     return float(completion == answer)
 
 

@@ -92,6 +92,18 @@ async def test_an_exception_is_told_and_the_child_goes_on() -> None:
     assert "MemoryError" in str(scores[2].error)
 
 
+async def test_half_a_character_in_what_a_function_says_ends_no_child() -> None:
+    """A column may hold one, and the function name its part or error by that."""
+    async with running(user_function()) as pool:
+        texts = ("half", "named", "7")
+        items = [item(text, trajectory_id=i) for i, text in enumerate(texts)]
+        scores = await score_all(pool, items)
+        assert pool.restarts == 0
+    assert [scores[i].status for i in range(3)] == ["crashed", "ok", "ok"]
+    assert str(scores[0].error).startswith("RuntimeError: no ? (misbehaviour.py, line ")
+    assert scores[1].parts == {"of ?": 1.0}
+
+
 async def test_what_is_no_number_is_invalid_and_never_zero_in_silence() -> None:
     texts = ("nan", "inf", "text", "none", "many", "huge", "7")
     scores = await score_texts(user_function(), *texts)
