@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import select
 
 from headrace.errors import moment
+from headrace.run_files.checked_lines import whole_lines
 from headrace.run_files.run_folder import EVENTS_FILE, LIVE_STATE_FILE
 from storage.database.reader import open_run
 from storage.database.tables import Event, Process
@@ -61,14 +62,10 @@ def events(run_dir: Path, *, limit: int = 500, kind: str | None = None) -> "pd.D
 
 
 def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
-    """Lines of supervisor.jsonl with `level`, `kind`, `text`; a torn last line is left out."""
+    """Whole lines of supervisor.jsonl, each with `level`, `kind` and `text`."""
     path = run_dir / EVENTS_FILE
     lines: list[dict[str, Any]] = []
-    for text in path.read_text().splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
+    for line in whole_lines(path) if path.exists() else []:
         event, name = str(line.get("event", "")), str(line.get("name", ""))
         detail = str(line.get("detail") or "")
         lines.append(

@@ -21,6 +21,7 @@ from headrace.protocol.records.record_types import (
     TrajectoryEnded,
 )
 from headrace.protocol.token_spans import Span
+from headrace.run_files.checked_lines import checked_line
 from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import queries
 from storage.run_store import RunStore
@@ -137,8 +138,8 @@ def crash(run_dir: Path) -> None:
     events = [{"at": at, "event": "started", "name": "coordinator", "pid": 11}]
     died = {"event": "died", "name": "learner-0", "code": 1, "detail": "exit code 1"}
     events += [{"at": at + i, **died} for i in range(4)]
-    lines = [json.dumps(event) + "\n" for event in events]
-    (run_dir / "supervisor.jsonl").write_text("".join(lines))
+    lines = [checked_line(event) for event in events]
+    (run_dir / "supervisor.jsonl").write_bytes(b"".join(lines))
     (run_dir / "logs").mkdir(exist_ok=True)
     (run_dir / "logs" / "learner-0.log").write_text(f"update 3\n{TRACEBACK}")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.run_files.checked_lines import checked_line
 from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import queries
 from storage.queries.processes import last_stack
@@ -42,8 +43,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def supervised(run_dir: Path, *events: dict[str, Any]) -> None:
-    lines = [json.dumps(event) + "\n" for event in events]
-    (run_dir / "supervisor.jsonl").write_text("".join(lines))
+    lines = [checked_line(event) for event in events]
+    (run_dir / "supervisor.jsonl").write_bytes(b"".join(lines))
 
 
 def event(seconds: float, kind: str, name: str, **more: Any) -> dict[str, Any]:

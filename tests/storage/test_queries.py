@@ -27,6 +27,7 @@ from headrace.protocol.records.record_types import (
     VersionIssued,
     VersionPublished,
 )
+from headrace.run_files.checked_lines import checked_line
 from headrace.run_files.run_folder import find_run, hold_writer
 from storage import queries
 from storage.database.reader import open_run
@@ -256,8 +257,9 @@ def test_events_with_those_of_the_supervisor(tmp_path: Path) -> None:
         {"at": 24.5, "event": "died", "name": "learner-0", "code": -9, "detail": "killed"},
         {"at": 0.1, "event": "started", "name": "coordinator"},
     ]
-    text = "\n".join(json.dumps(line) for line in lines) + '\n{"at": 99, "ev'
-    (run_dir / "supervisor.jsonl").write_text(text)
+    damaged = checked_line({"at": 99.0, "event": "died"}).replace(b"died", b"d\xefed")
+    text = b"".join(map(checked_line, lines)) + damaged + b'{"at": 99, "ev'
+    (run_dir / "supervisor.jsonl").write_bytes(text)
     events = queries.events(run_dir)
     assert events["at"].is_monotonic_decreasing
     died = events[events.text.str.contains("learner-0 died")]
@@ -273,7 +275,7 @@ def test_a_judge_that_stays_away_is_an_alert(tmp_path: Path) -> None:
         {"at": 20.0, "event": "gave_up", "name": "judge-fair", "detail": "no such model"},
         {"at": 21.0, "event": "gave_up", "name": "dashboard", "detail": "exit code 1"},
     ]
-    (run_dir / "supervisor.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run_dir / "supervisor.jsonl").write_bytes(b"".join(map(checked_line, lines)))
     alerts = queries.events(run_dir, kind=queries.ALERT)
     assert "judge-fair gave_up: no such model" in set(alerts.text)
     assert "judge-fair gave_up: no such model" in queries.run_summary(run_dir)["alerts"]

@@ -1,6 +1,5 @@
 """Processor time by role and of others: on made trees, and on processes of this machine."""
 
-import json
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from benchmarks.kit.machine_state import (
     ProcessTree,
     roles_in,
 )
+from headrace.run_files.checked_lines import checked_line
 
 BENCH, TRAIN, LEARNER, ENGINE = (1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)
 PARENTS: dict[ProcessKey, ProcessKey | None] = {
@@ -161,5 +161,5 @@ def test_roles_are_those_that_the_supervisor_started(tmp_path: Path) -> None:
         {"event": "died", "name": "learner-0", "code": 1},
         {"event": "restarted", "name": "learner-0", "pid": 9},
     ]
-    (tmp_path / "supervisor.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (tmp_path / "supervisor.jsonl").write_bytes(b"".join(map(checked_line, lines)))
     assert roles_in(tmp_path) == {7: "learner-0", 9: "learner-0"}
