@@ -31,15 +31,13 @@ The results follow, and then you go on."""
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "model.path") -> Any:
     """The tokenizer of a folder or hub name; UserError, which names the `key`, without one."""
+    import transformers
+
     try:
         if describes_itself(Path(path)):
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(path)
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+            return transformers.PreTrainedTokenizerFast.from_pretrained(path)
+        return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (ImportError, OSError, ValueError) as error:
         raise UserError(f"{key} = {path!r}: no tokenizer: {first_line(error)}") from error
 
 

@@ -100,6 +100,19 @@ def test_where_there_is_none() -> None:
         load_tokenizer(str(ROOT / "docs"))
 
 
+def test_a_package_that_a_tokenizer_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As tiktoken, which a tokenizer of a folder's own code may import."""
+
+    def lacking(*_: object, **__: object) -> None:
+        raise ImportError("This tokenizer requires tiktoken: run `pip install tiktoken`")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lacking)
+    with pytest.raises(UserError, match=r"no tokenizer: This tokenizer requires tiktoken"):
+        load_tokenizer(str(tmp_path), trust_remote_code=True)
+
+
 def test_special_tokens_of_mistrals_own_tokenizers_are_silent() -> None:
     """AutoTokenizer takes mistral-common's where that is installed, and a folder has its file."""
 
