@@ -80,9 +80,12 @@ def load_key(folder: str, name: str, *, secret: bool) -> tuple[bytes, bytes | No
     if secret and mode & 0o077:
         raise UserError(f"the secret key {path} is open to others: chmod 600 {path}")
     try:
-        return zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
+        public, private = zmq.auth.load_certificate(path)
+        if secret and zmq.curve_public(private or b"") != public:
+            raise ValueError("its halves are no pair")
+    except (OSError, ValueError, zmq.ZMQError) as error:
         raise UserError(f"no usable CURVE key in {path}: {error}") from error
+    return public, private
 
 
 def enter(socket: zmq.Socket[Any], folder: str) -> None:

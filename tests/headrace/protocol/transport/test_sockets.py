@@ -336,6 +336,18 @@ def test_missing_and_broken_keys(tmp_path: Path, keys: Path) -> None:
         Router("127.0.0.1", 0, max_bytes=LIMIT, curve_keys=str(keys))
 
 
+def test_a_secret_key_that_is_none_or_another_pairs_is_not_used(tmp_path: Path, keys: Path) -> None:
+    """Copied from the wrong file, or damaged: nobody could ever be reached with it."""
+    path, other = keys / "client.key_secret", tmp_path / "other"
+    make_keys(other)
+    before, name, _ = path.read_text().rpartition("secret-key")
+    behind = (other / path.name).read_text().rpartition("secret-key")[2]
+    for text in ((keys / "client.key").read_text(), before + name + behind):
+        path.write_text(text)
+        with pytest.raises(UserError, match="no usable CURVE key"):
+            BlockingDealer(Link("tcp://127.0.0.1:1", curve_keys=str(keys)), "reward-0")
+
+
 def test_a_secret_that_others_can_read_is_not_used(keys: Path) -> None:
     path = keys / "client.key_secret"
     path.chmod(0o640)
