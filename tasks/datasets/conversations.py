@@ -75,7 +75,7 @@ def _part(part: Any, waiting: Iterator[Any], where: str) -> MessagePart:
         raise UserError(f"{where}: the prompt has more images than the row")
     # OpenAI puts the URL into an object.
     is_url = isinstance(image, dict) and set(image) <= {"url", "detail"}
-    return {"type": "image", "image": image["url"] if is_url else image}
+    return {"type": "image", "image": image.get("url") if is_url else image}
 
 
 def wrap_last_user(messages: list[Message], template: str) -> list[Message]:

@@ -12,7 +12,7 @@ from headrace.data.media import data_url
 from headrace.errors import UserError
 from headrace_cli.commands.data.prompt_scores import _record
 from tasks.datasets.dataset_files import read_dataset
-from tasks.rows import TaskRow, images_in, other_than_text, prompt_hash, with_images
+from tasks.rows import TaskRow, files_of, images_in, other_than_text, prompt_hash, with_images
 
 USER = {"role": "user", "content": "1 + 1?"}
 PNG: dict[str, Any] = {"bytes": b"\x89PNG", "path": "a.png"}
@@ -219,6 +219,17 @@ def test_bad_prompts_name_file_and_row(
 ) -> None:
     with pytest.raises(UserError, match=f"row 1: .*{message}"):
         of_images(prompt, images, tmp_path)
+
+
+@pytest.mark.parametrize("image", [{}, {"detail": "low"}, {"url": None, "detail": "low"}])
+def test_a_part_without_its_url_is_an_image_that_cannot_be_had(tmp_path: Path, image: Any) -> None:
+    content = [{"type": "image_url", "image_url": image}]
+    path = write(
+        tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": content}], "answer": "2"}]
+    )
+    (row,) = read_dataset(path)
+    with pytest.raises(UserError, match=r"^row 1, image 1: no image but NoneType"):
+        files_of(row.prompt, tmp_path, "row 1")
 
 
 def test_an_image_is_the_same_one_in_each_form() -> None:
