@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config.estimates.activations import critic_shape, largest_activations, reference_shape
-from headrace.config.estimates.model_shape import ModelShape, model_shape
+from headrace.config.estimates.model_shape import ModelShape, tensor_sizes
 from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
@@ -120,7 +120,7 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
         parts["features"] = 4 * width * rows
     ranker = config.reward.ranker() if learner.ranker is not None else None
     if ranker and (folder := Path(str(ranker.options.get("model"))).expanduser()).is_dir():
-        parts["ranker"] = 16 * model_shape(folder).parameters  # gradients and moments included
+        parts["ranker"] = 16 * sum(tensor_sizes(folder).values())  # gradients and moments included
     return parts
 
 
@@ -205,7 +205,7 @@ def _scorer_bytes(source: SourceConfig) -> int:
     folder = source.options.get("model")
     if source.kind not in MODEL_KINDS or not isinstance(folder, str) or not Path(folder).is_dir():
         return REWARD_PROCESS
-    return LEARNER_PROCESS[False] + 4 * model_shape(Path(folder)).parameters
+    return LEARNER_PROCESS[False] + 4 * sum(tensor_sizes(Path(folder)).values())
 
 
 def gpu_memory(config: RunConfig, shape: ModelShape) -> MemoryEstimate:

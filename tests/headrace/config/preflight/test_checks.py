@@ -498,6 +498,17 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     assert gpu_memory(paid, shape).parts["ranker"] == 16_000_000
 
 
+@pytest.mark.parametrize("kind", ["bradley_terry", "ranker"])
+def test_a_folder_that_is_no_reward_model_is_left_to_the_check_of_rewards(
+    make_config: Make, tmp_path: Path, kind: str
+) -> None:
+    """As that of a run, whose folder `model` was meant."""
+    shape = model_shape(write_model(tmp_path / "m"))
+    named = (f"reward.kind={kind}", f"reward.options.model={tmp_path}")
+    config = resolve(make_config(*named), PLENTY).config
+    assert host_memory(config, shape, on_gpu=False).parts["rewards"] > 0
+
+
 def test_a_value_model_of_few_layers_takes_less(make_config: Make, tmp_path: Path) -> None:
     shape = model_shape(write_model(tmp_path / "m", parameters=1_000_000))
     few = shape.first(1)
