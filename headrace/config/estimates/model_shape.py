@@ -75,7 +75,7 @@ class ModelShape:
 def model_shape(folder: Path) -> ModelShape:
     """The shape of the model in a Hugging Face folder.
 
-    Raises OSError, ValueError or KeyError where the folder does not say.
+    Raises OSError, ValueError, KeyError or TypeError where the folder does not say.
     """
     config = json.loads((folder / "config.json").read_text())
     config = config.get("text_config", config)

@@ -109,7 +109,7 @@ def check_model(config: RunConfig) -> ModelShape:
         check_tokens(REFERENCE, Path(reference), Path(config.model.path))
     try:
         shape = model_shape(Path(config.model.path))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
     others = (of(config, shape) if trains else None for of in (critic_shape, reference_shape))
     for name, read in zip(("model", "value model", "reference"), (shape, *others), strict=True):
@@ -262,7 +262,7 @@ def check_value_model(folder: Path, policy: Path) -> None:
     named = f"model.critic_path = {str(folder)!r}"
     try:
         sizes, shape, other = tensor_sizes(folder), model_shape(folder), model_shape(policy)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{named}: cannot read it: {error}") from error
     if HEAD_WEIGHT not in sizes:
         raise UserError(

@@ -280,6 +280,16 @@ def test_the_model_folder_must_be_one(recipe: Path) -> None:
         check_model(config)
 
 
+@pytest.mark.parametrize("size", [[16, 16], None])
+def test_a_size_that_is_no_number_is_one_line(recipe: Path, size: object) -> None:
+    """Gemma 3n has one for each layer, some Nemotrons null."""
+    config = load_recipe(recipe)
+    path = Path(config.model.path, "config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": size}))
+    with pytest.raises(UserError, match=r"model\.path = .*cannot read it: int\(\) argument"):
+        check_model(config)
+
+
 @pytest.mark.parametrize("rest", [b"", b"\0\0\0"])
 def test_weights_that_were_cut_off_are_one_line(recipe: Path, rest: bytes) -> None:
     config = load_recipe(recipe)
