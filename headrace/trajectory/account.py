@@ -105,7 +105,7 @@ class Account:
         match record:
             case r.BatchTaken():
                 self.taken = record
-                self.again = [batch for batch in self.again if not _have_in_common(batch, record)]
+                self.again = [batch for batch in self.again if self.is_wanted(batch)]
             case r.UpdateCommitted():
                 assert self.taken is not None
                 assert self.taken.update == record.update
@@ -251,15 +251,6 @@ class Account:
         for trajectory_id in group.trajectory_ids:
             del self.trajectories[trajectory_id]
         del self.groups[group.group_id]
-
-
-def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
-    """Return whether two batches share a window or a value trajectory."""
-    windows = {window.window_id for window in one.windows}
-    return not (
-        windows.isdisjoint(window.window_id for window in other.windows)
-        and set(one.value_trajectories).isdisjoint(other.value_trajectories)
-    )
 
 
 def _spent(trajectory: Trajectory) -> bool:
