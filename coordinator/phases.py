@@ -45,7 +45,7 @@ class Phases:
         self._label: Label = "before"
         self._is_evaluated = False
         done = hub.state.evaluations
-        self._evaluated_at = self._place(done[-1].update if done else 0)
+        self._evaluated = {self._place(done[-1].update if done else 0)}
         self._skips_told = 0
         self._leaving_since = 0.0
         self._lock = asyncio.Lock()
@@ -202,7 +202,7 @@ class Phases:
     def _evaluation_due(self) -> bool:
         asked, update = self.hub.config.evaluation, self.hub.state.committed
         every = None if asked.mode == "along" else asked.every_updates
-        if not (every and update) or update % every or self._place(update) == self._evaluated_at:
+        if not (every and update) or update % every or self._place(update) in self._evaluated:
             return False
         state, now = self.hub.state, self.hub.clock.now()
         if state.evaluations:
@@ -245,13 +245,8 @@ class Phases:
         if self.parts.along.open:
             return False
         all_in = self.parts.generation.all_loaded() and not self.parts.scoring.waiting()
-        return self._is_stopped() or (self._is_published() and all_in)
-
-    def _is_published(self) -> bool:
-        """Return whether the last weights are published, also those of a learner that is back."""
-        training = self.parts.training
-        here = training.ready or self.hub.peers.learner is None
-        return here and training.orders.follows is None
+        published = self.parts.training.orders.follows is None
+        return self._is_stopped() or (published and all_in)
 
     def _has_last_checkpoint(self) -> bool:
         return self.hub.state.committed in (0, self.parts.training.checkpoint_update)
@@ -263,9 +258,11 @@ class Phases:
     # -- work -------------------------------------------------------------------------------------
 
     async def _evaluate(self) -> None:
-        # A learner that has come back may have other weights than those that are loaded.
-        if self._is_published() and await self.parts.evaluation.advance() is not None:
-            self._is_evaluated, self._evaluated_at = True, self._place(self.hub.state.committed)
+        # A learner that came back publishes other weights than those that answer.
+        published = self.parts.training.orders.follows is None
+        if published and await self.parts.evaluation.advance() is not None:
+            self._is_evaluated = True
+            self._evaluated.add(self._place(self.hub.state.committed))
 
     def _place(self, update: int) -> tuple[int, int | None]:
         return update, self.hub.state.line.get(update)  # whose batch a rollback changes
@@ -273,7 +270,8 @@ class Phases:
     async def _train(self) -> None:
         await self.parts.along.advance()
         await self.parts.generation.lease_training()
-        self.parts.training.dispatch()
+        if self._following() == "training":  # An update may have come while images were stored.
+            self.parts.training.dispatch()
 
     def _tell_unasked(self) -> None:
         prompts = self.parts.prompts

@@ -68,7 +68,8 @@ class LearnerUpdates:
             self._generation.hold_all()
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
-        self.orders = OutstandingRequests(versions={version: hello.update}, newest=hello.update)
+        given = {version: hello.update}
+        self.orders = OutstandingRequests(versions=given, newest=hello.update, follows=version)
         welcome = msgspec.structs.replace(
             welcome, publish_as=version, lineage=hub.state.lineage, greeting=hello.greeting
         )

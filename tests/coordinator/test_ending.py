@@ -167,6 +167,31 @@ async def test_a_wait_for_room_for_images_ends_where_no_prompt_is_drawn(tmp_path
         assert not stage.hub.troubles.waits
 
 
+async def test_an_update_that_comes_while_prompts_are_drawn_may_be_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their images are stored meanwhile, and the windows of another batch are ready."""
+    config = run_config(
+        evaluation={"before": False, "after": False}, stop={"updates": 2},
+        algorithm={"advantages": {"kind": "egae"}, "value": {}},
+        schedule={"mode": "streaming", "window": 4, "batch_windows": 2, "max_staleness": 1},
+    )  # fmt: skip
+    async with staged(config, tmp_path / "run-1") as stage:
+        coordinator, account = stage.coordinator, stage.hub.account
+        while stage.hub.state.update < 2 or len(account.ready) < 2:
+            await stage.work(but=stage.update if stage.hub.state.update == 2 else None)
+        done = stage.update()
+        assert done is not None
+
+        async def draws() -> None:
+            await coordinator._dispatch(stage.identities[LEARNER], done)
+
+        monkeypatch.setattr(coordinator.parts.generation, "lease_training", draws)
+        await coordinator.phases.advance()
+        assert (stage.hub.state.committed, account.taken) == (2, None)
+        assert coordinator.phases.name != "training"
+
+
 async def test_a_last_checkpoint_that_never_comes_does_not_hold_the_run_for_ever(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.rollouts.evaluation import can_wait
 from headrace.config.sections.reward import RewardConfig
@@ -28,7 +29,7 @@ from tests.coordinator.peers import (
     ScriptedLearner,
     ScriptedReward,
 )
-from tests.coordinator.stage import GENERATOR, staged
+from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, staged
 from tests.coordinator.test_loop import records_of, run_config
 from tests.coordinator.world import World, make_config, policy_windows
 
@@ -127,6 +128,92 @@ async def test_an_evaluation_waits_for_the_version_that_follows_its_update(tmp_p
     of_update = {r.version: r.update for r in records if isinstance(r, VersionPublished)}
     evaluated = {r.update: of_update[r.version] for r in records if isinstance(r, EvaluationDone)}
     assert evaluated == {0: 0, 3: 3}
+
+
+def every_two() -> RunConfig:
+    """A configuration of a run that evaluates every second update, and does not end by itself."""
+    return run_config(
+        evaluation={"before": False, "after": False, "every_updates": 2, "num_prompts": 2},
+        stop={"updates": 10**6},
+    )
+
+
+async def end_all(stage: Stage) -> None:
+    """The generator loads what it was told of and ends what it has, and all of it is scored."""
+    if (loaded := stage.loaded()) is not None:
+        await stage.say(GENERATOR, loaded)
+    for key in list(stage.hub.leases.given):
+        await stage.say(GENERATOR, stage.chunk_of(stage.hub.account.trajectories[key], 2))
+    while (scores := stage.scores()) is not None:
+        await stage.say(REWARD, scores)
+
+
+@pytest.mark.parametrize("phase", ["draining", "evaluating"])
+async def test_an_evaluation_waits_for_the_weights_of_a_learner_that_came_back(
+    tmp_path: Path, phase: str
+) -> None:
+    """It went back while the generators ended their work, or while they answered. Nobody is asked
+    under the weights that are given up."""
+    async with staged(every_two(), tmp_path / "run-1") as stage:
+        phases = stage.coordinator.phases
+
+        def asked() -> int:
+            return sum(group.purpose == "eval" for group in stage.hub.account.groups.values())
+
+        while phases.name != phase:
+            await stage.work()
+        before = asked()
+        await stage.rejoin(2 if phase == "draining" else 1)
+        await end_all(stage)
+        await phases.advance()
+        assert (phases.name, asked()) == (phase, before)
+        notice = stage.notice()
+        assert notice is not None
+        await stage.say(LEARNER, notice)
+        assert (phases.name, asked()) == (phase, before)
+        loaded = stage.loaded()
+        assert loaded is not None
+        await stage.say(GENERATOR, loaded)
+        assert (phases.name, asked()) == ("evaluating", before + 2)
+
+
+async def test_an_evaluation_waits_for_weights_that_a_learner_died_with(tmp_path: Path) -> None:
+    """Its update is committed, and the version that follows was being written."""
+    async with staged(every_two(), tmp_path / "run-1") as stage:
+        phases = stage.coordinator.phases
+        while stage.hub.state.update < 2:
+            await stage.work()
+        done = stage.update()
+        assert done is not None
+        follows = stage.training.orders.publish_as
+        await stage.say(LEARNER, replace(done, notice=None, follows=follows))
+        await stage.say(LEARNER, m.Goodbye())
+        await end_all(stage)
+        await phases.advance()
+        assert (phases.name, stage.hub.state.committed) == ("draining", 2)
+        await stage.rejoin()
+        for name, step in ((LEARNER, stage.notice), (GENERATOR, stage.loaded)):
+            assert phases.name == "draining"
+            message = step()
+            assert message is not None
+            await stage.say(name, message)
+        assert phases.name == "evaluating"
+
+
+async def test_the_weights_of_an_update_are_evaluated_once(tmp_path: Path) -> None:
+    """The learner goes back to an update that was evaluated before the last one; that one comes
+    again, with other weights."""
+    async with staged(every_two(), tmp_path / "run-1") as stage:
+        evaluations = stage.hub.state.evaluations
+        for number in (2, 3):
+            for _ in range(500):
+                if len(evaluations) == number:
+                    break
+                await stage.work()
+                await end_all(stage)
+            if number == 2:
+                await stage.rejoin(2)
+        assert [each.update for each in evaluations] == [2, 4, 4]
 
 
 async def test_an_evaluation_without_training_tells_of_prompts_that_are_not_asked(
