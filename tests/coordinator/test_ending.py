@@ -179,7 +179,7 @@ async def test_an_update_that_comes_while_prompts_are_drawn_may_be_the_last(
     async with staged(config, tmp_path / "run-1") as stage:
         coordinator, account = stage.coordinator, stage.hub.account
         while stage.hub.state.update < 2 or len(account.ready) < 2:
-            await stage.work(but=stage.update if stage.hub.state.update == 2 else None)
+            await stage.work(but=stage.update if stage.hub.state.committed else None)
         done = stage.update()
         assert done is not None
 
