@@ -4,6 +4,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UserError(Exception):
@@ -61,6 +65,12 @@ def first_error(*kinds: type[Exception]) -> Iterator[None]:
 def first_line(error: object) -> str:
     """The first line of an error's text, or the name of its kind where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def refused_key(error: "ValidationError") -> str:
+    """Key and reason of the first mistake that pydantic found; not the value, perhaps a secret."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 _CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n"}

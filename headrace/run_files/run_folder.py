@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from headrace.errors import FormatError, UserError
+from headrace.errors import FormatError, UserError, refused_key
 from headrace.host.disk import sync
 
 if TYPE_CHECKING:  # a third of a second, which only who reads or writes a configuration pays for
@@ -205,7 +205,7 @@ def _read(path: Path, kind: type[Config]) -> Config:
     try:
         return kind.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        line = " ".join(str(error).split())[:200]
+        line = refused_key(error) if isinstance(error, ValidationError) else error
         raise UserError(f"{path} cannot be read by this version: {line}") from error
 
 

@@ -15,6 +15,7 @@ import jsonschema
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from headrace.config.sections.base import StrictModel
+from headrace.errors import refused_key
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import column
 from rewards.functions.results import Verdict
@@ -204,9 +205,7 @@ def read_checks(found: object) -> tuple[Check, ...]:
     try:
         checks = _checks.validate_python(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"checks: {place}: {first['msg']}") from error
+        raise ValueError(f"checks: {refused_key(error)}") from error
     if not checks:
         raise ValueError("checks: the list is empty")
     return checks

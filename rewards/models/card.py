@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from headrace.config.sections.base import StrictModel
 from headrace.config.sections.reward_model import ObjectiveConfig, RewardModelConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, refused_key
 
 FILE = "reward_model.json"
 FORMAT: Final = 1
@@ -66,7 +66,7 @@ def read_card(folder: Path) -> Card:
     try:
         return Card.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        line = " ".join(str(error).split())[:200]
+        line = refused_key(error) if isinstance(error, ValidationError) else error
         raise UserError(f"{path} cannot be read by this version of Headrace: {line}") from error
 
 

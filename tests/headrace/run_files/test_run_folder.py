@@ -123,13 +123,20 @@ def test_a_run_has_one_supervisor(config: RunConfig) -> None:
 
 @pytest.mark.parametrize(
     ("data", "said"),
-    [(b'{"name": "x"}', "model Field required"), (b'{"name": "\xff"}', ""), (b"", "Invalid JSON")],
+    [
+        (b'{"name": "x"}', "model: Field required"),
+        (b'{"name": "\xff"}', ""),
+        (b"", "Invalid JSON"),
+        (b'{"name": {"url": "postgresql://me:hunter2@host/x"}}', "name: Input should be"),
+    ],
 )
 def test_a_folder_of_another_version_is_refused(config: RunConfig, data: bytes, said: str) -> None:
     run_dir = run_folder.make_run_folder(config)
     (run_dir / "resolved.json").write_bytes(data)
-    with pytest.raises(UserError, match=f"^.*cannot be read by this version: .*{said}.*$"):
+    refused = pytest.raises(UserError, match=f"^.*cannot be read by this version: .*{said}.*$")
+    with refused as found:
         run_folder.read_config(run_dir)
+    assert "hunter2" not in str(found.value)
 
 
 def test_a_run_that_cannot_be_written_is_one_line(config: RunConfig) -> None:
