@@ -20,9 +20,9 @@ import pytest
 
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Record, RewardArrived, RunPhase, TrajectoryEnded
-from storage.exports import FORMATS, export
+from storage.exports import export
 from storage.exports.job import KINDS
-from storage.exports.writers import DATASETS
+from storage.exports.writers import DATASETS, FORMATS
 from storage.run_store import RunStore
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer

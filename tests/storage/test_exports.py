@@ -22,6 +22,7 @@ from storage.exports import export, pages, tokens
 from storage.exports.columns import type_name
 from storage.exports.packed_rows import ExportPart, RowBuffer
 from storage.exports.sql import ask
+from storage.exports.writers import FORMATS
 from storage.journal.record_batches import DamagedError, SegmentWalk
 from storage.journal.segments import segment_paths
 from storage.queries import trajectory_detail
@@ -35,7 +36,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "sample-1")
 
 
-FILES = [fmt for fmt in exports.FORMATS if fmt != "datasets"]
+FILES = [fmt for fmt in FORMATS if fmt != "datasets"]
 OWN = ["trajectories", "tokens", "metrics", "windows"]
 """Kinds that need no tokenizer."""
 
