@@ -2,8 +2,8 @@
 
 In: `claims.toml`, and the rows that are checked in. Out: the parts of the pages between
 `<!-- table NAME -->` and `<!-- end -->`: `claims` (a line for each), `measured` (those of the
-README) and `plots`; and one SVG per plot. Nothing is run. `--check` writes nothing and fails when a
-page differs from the rows.
+README), the tables of the `race` and `plots`; and one SVG per plot. Nothing is run. `--check`
+writes nothing and fails when a page differs from the rows.
 
 A claim names a file of rows, the condition `where` that they have to meet, and whether only the
 `newest` counts. Its `figure` and `spread` are f-strings over these rows and `formula_names`.
@@ -29,7 +29,16 @@ from benchmarks.kit.study_plots import STYLE, curves, save
 from benchmarks.kit.study_table import Table
 from benchmarks.kit.time_to_target import curve, interval_text, smooth
 from benchmarks.robustness import chaos_figures
-from benchmarks.studies.comparison_figures import part_figures, race_of, summarise, target_of
+from benchmarks.studies.comparison_figures import (
+    by_target,
+    course_table,
+    part_figures,
+    race_of,
+    race_table,
+    ratio_table,
+    summarise,
+    target_of,
+)
 from benchmarks.versus_trl import trl
 from headrace.host.install import ROOT
 
@@ -38,7 +47,8 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "evidence.md")
 IMAGES = ROOT / "docs" / "images" / "evidence"
 MONTH = "2026-11"
 """The folder of rows that are older than the protocol of comparisons."""
-RACE = "tppo-vs-ppo"
+RACES = (("race", None), ("tppo-vs-ppo", "long"))
+"""The race and the older one that it repeats: study and setting."""
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -64,8 +74,11 @@ def formula_names(rows: Sequence[Row]) -> dict[str, Any]:
         "of": of,
         "pairs": pairs,
         "less": lambda one, other: [a["mean"] - b["mean"] for a, b in pairs(one, other)],
-        "race": partial(race_figures, "long"),
-        "beside_race": partial(race_part, "long"),
+        "race": race_figures,
+        "old_race": partial(race_figures, *RACES[1]),
+        "beside_race": race_part,
+        "by_target": by_target,
+        "interval_text": interval_text,
         "trl": trl_figures,
         "faults": lambda: chaos_figures.total_figures(rows),
         "after_kills": lambda role: [
@@ -76,8 +89,9 @@ def formula_names(rows: Sequence[Row]) -> dict[str, Any]:
         "median": statistics.median,
         "between": between,
         "each": lambda values, form: ", ".join(format(value, form) for value in values),
-        "by_seed": lambda r: (
-            f"{r['ratio_min']:.2f} to {r['ratio_max']:.2f}; 95 % {interval_text(r['interval'])}"
+        "by_seed": lambda r, kind="": (
+            f"{r['ratio_min']:.2f} to {r['ratio_max']:.2f}; "
+            f"95 % {interval_text(r[f'{kind}interval'])}"
         ),
         **{function.__name__: function for function in (sum, len, min, sorted, str)},
     }
@@ -90,16 +104,18 @@ def between(values: Iterable[float], form: str) -> str:
 
 
 @cache
-def race_figures(setting: str) -> dict[str, Any]:
-    """Return the result of the race in a setting."""
-    study = Study.load(RACE, setting)
-    return summarise(study, read_rows(study.path()), list(study.file.arms), study.file.seeds)
+def race_figures(name: str = "race", setting: str | None = None) -> dict[str, Any]:
+    """Return the result of a race, of the arms whose seeds were all run."""
+    study = Study.load(name, setting)
+    finished = finished_arms(study)
+    arms = [mode for mode in study.file.arms if mode in finished]
+    return summarise(study, read_rows(study.path()), arms, study.file.seeds)
 
 
 @cache
-def race_part(setting: str, name: str) -> dict[str, dict[str, Any]]:
-    """Return figures of a part of the race's study, by arm."""
-    study = Study.load(RACE, setting)
+def race_part(name: str) -> dict[str, dict[str, Any]]:
+    """Return figures of a part of the older race's study, by arm."""
+    study = Study.load(*RACES[1])
     return part_figures(study, name, read_rows(study.path(name)), study.target)
 
 
@@ -141,11 +157,11 @@ def lines() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
 def plots() -> dict[str, tuple[str, Callable[[Path], object]]]:
     """Return caption and drawing function of each plot that has rows, by file name."""
     found: dict[str, tuple[str, Callable[[Path], object]]] = {}
-    for setting in study_file.settings(study_file.FOLDER / f"{RACE}.toml"):
-        race = Study.load(RACE, setting)
+    for name, setting in RACES:
+        race = Study.load(name, setting)
         if arms := finished_arms(race):
-            caption = f"T-PPO against PPO, {setting} answers: accuracy over seconds of training"
-            found[f"race-{setting}"] = caption, partial(draw_race, race, arms)
+            caption = f"Study {name}: accuracy over seconds of training"
+            found[f"race-{setting}" if setting else name] = caption, partial(draw_race, race, arms)
     for study in studies():
         rows = read_rows(study.path())
         own = {mode: list(rows_of(study.arm(mode), rows).values()) for mode in study.file.arms}
@@ -201,10 +217,17 @@ def parts() -> dict[str, str]:
     return {
         "claims": Table(titles, [cells for _, cells in claims]).markdown(),
         "measured": Table(("figure", "value (least to most)", "command"), readme).markdown(),
+        "race": race_tables(Study.load("race"), race_figures()),
         "plots": "".join(
             f"![{caption}](images/evidence/{name}.svg)\n" for name, (caption, _) in plots().items()
         ),
     }
+
+
+def race_tables(study: Study, result: Mapping[str, Any]) -> str:
+    """Return the tables of a race: cost and course of each arm, ratios at every target."""
+    tables = (race_table(result), course_table(result), ratio_table(study, result))
+    return "\n".join(table.markdown() for table in tables)
 
 
 def page(old: str, generated: Mapping[str, str]) -> str:

@@ -97,6 +97,11 @@ def _at_all_targets(
     return main | {"other_targets": rest}
 
 
+def by_target(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the figures of two arms at each target, the lowest first."""
+    return sorted([found, *found["other_targets"]], key=lambda one: one["target"])
+
+
 def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
     """Compare seconds of the arm `over` with those of `under`, at their common seeds.
 
@@ -237,7 +242,7 @@ def ratio_table(study: Study, result: Mapping[str, Any]) -> Table:
     lines = [
         {"pair": " over ".join(pair), **one}
         for pair, found in pairs.items()
-        for one in sorted([found, *found["other_targets"]], key=lambda one: one["target"])
+        for one in by_target(found)
     ]
 
     return Table.of(

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence
-from benchmarks.kit import study_file
 from benchmarks.kit.arms import key
-from benchmarks.kit.rows import ResultFile
+from benchmarks.kit.rows import ResultFile, read_rows
 from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_plots import median_line
+from benchmarks.studies.comparison_figures import summarise
 from benchmarks.versus_trl import trl
 from tests.benchmarks.race_rows import SEEDS, add, race_row, rising, small_race, start_of
 
@@ -103,6 +103,9 @@ def test_a_race_has_a_plot_of_the_arms_whose_seeds_were_all_run(
     run(race, "whole", 0.09, SEEDS[2:])
     arms = evidence.finished_arms(race)
     assert list(arms) == ["synchronous", "streaming", "whole"]
+    result = summarise(race, read_rows(race.path()), list(arms), SEEDS)
+    tables = evidence.race_tables(race, result).split("\n\n")
+    assert [len(table.splitlines()) for table in tables] == [5, 5, 2 + 4 * 2]
     evidence.draw_race(race, arms, tmp_path / "race.svg")
     assert (tmp_path / "race.svg").read_text(encoding="utf-8").startswith("<?xml")
 
@@ -113,7 +116,7 @@ def test_a_study_that_has_rows_has_its_plots(
 ) -> None:
     study = replace(study, folder=tmp_path)
     monkeypatch.setattr(evidence, "studies", lambda: [study])
-    monkeypatch.setattr(study_file, "settings", lambda path: [])
+    monkeypatch.setattr(evidence, "RACES", ())
     monkeypatch.setattr(trl, "plots", dict)
     assert evidence.plots() == {}
     rows, tenths = ResultFile(study.path()), [0.1 * i for i in range(10)]
