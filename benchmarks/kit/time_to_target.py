@@ -19,7 +19,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,12 +119,13 @@ def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:
 
     A run that ended without one at just that time still counts there."""
     steps: list[tuple[float, float]] = []
-    share = 1.0
-    for value in sorted({time.value for time in times if time.reached}):
-        there = sum(time.value >= value for time in times)
-        crossed = sum(time.value == value and time.reached for time in times)
-        share *= 1.0 - crossed / there
-        steps.append((value, share))
+    share, there = 1.0, len(times)
+    for value, ended in groupby(sorted(times), lambda time: time.value):
+        reached = [time.reached for time in ended]
+        if any(reached):
+            share *= 1.0 - sum(reached) / there
+            steps.append((value, share))
+        there -= len(reached)
     return steps
 
 
