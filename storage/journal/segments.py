@@ -189,6 +189,8 @@ def read_batches(
 
 def _place_of(paths: list[Path], row: int) -> int:
     """The segment that holds a row, else the first. Few are opened: a long run has thousands."""
+    if not row:
+        return 0  # Where a schema is damaged, the search can end at a copy of the first one.
     place = max(0, bisect_right(paths, row, key=rows_before) - 1)
     while place and not 0 <= rows_before(paths[place]) <= row:
         place -= 1  # The schema of another one is damaged.

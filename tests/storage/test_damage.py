@@ -136,6 +136,17 @@ def test_what_was_taken_out_or_put_in_between_is_found(tmp_path: Path, what: str
         everything(folder)
 
 
+def test_a_copy_of_the_first_segment_does_not_stand_for_the_journal(tmp_path: Path) -> None:
+    """Behind a segment that was emptied, where the search for the first record ends."""
+    batches: list[list[Record]] = [[incident(f"{number}")] for number in range(4)]
+    folder = written(tmp_path / "journal", *batches, segment_mib=1e-6)
+    paths = segment_paths(folder)
+    paths[2].write_bytes(b"")
+    shutil.copy(paths[0], paths[3])
+    with pytest.raises(DamagedError):
+        everything(folder)
+
+
 def test_a_torn_tail_is_cut_and_the_chain_goes_on(tmp_path: Path) -> None:
     folder = written(tmp_path / "journal", *three_batches())
     (path,) = segment_paths(folder)
