@@ -74,7 +74,7 @@ def formula_names(rows: Sequence[Row]) -> dict[str, Any]:
         "of": of,
         "pairs": pairs,
         "less": lambda one, other: [a["mean"] - b["mean"] for a, b in pairs(one, other)],
-        "race": race_figures,
+        "race": partial(race_figures, *RACES[0]),
         "old_race": partial(race_figures, *RACES[1]),
         "beside_race": race_part,
         "by_target": by_target,
@@ -104,7 +104,7 @@ def between(values: Iterable[float], form: str) -> str:
 
 
 @cache
-def race_figures(name: str = "race", setting: str | None = None) -> dict[str, Any]:
+def race_figures(name: str, setting: str | None) -> dict[str, Any]:
     """Return the result of a race, of the arms whose seeds were all run."""
     study = Study.load(name, setting)
     finished = finished_arms(study)
@@ -217,7 +217,7 @@ def parts() -> dict[str, str]:
     return {
         "claims": Table(titles, [cells for _, cells in claims]).markdown(),
         "measured": Table(("figure", "value (least to most)", "command"), readme).markdown(),
-        "race": race_tables(Study.load("race"), race_figures()),
+        "race": race_tables(Study.load(*RACES[0]), race_figures(*RACES[0])),
         "plots": "".join(
             f"![{caption}](images/evidence/{name}.svg)\n" for name, (caption, _) in plots().items()
         ),

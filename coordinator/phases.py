@@ -201,7 +201,9 @@ class Phases:
 
     def _evaluation_due(self) -> bool:
         asked, update = self.hub.config.evaluation, self.hub.state.committed
-        every = None if asked.mode == "along" else asked.every_updates
+        every = asked.every_updates
+        if asked.mode == "along":
+            return False
         if not (every and update) or update % every or self._place(update) in self._evaluated:
             return False
         state, now = self.hub.state, self.hub.clock.now()

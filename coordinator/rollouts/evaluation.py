@@ -117,6 +117,7 @@ class Evaluator:
                 await self._generation.lease_evaluation()
                 return None
         good = [t for t in trajectories if t.reward is not None]
+        right = sum(bool(t.correct) for t in good)
         lengths = [t.sampled for t in trajectories]
         known = self._hub.account.trajectories
         self._lengths = {p: max(known[i].sampled for i in ids) for p, ids in self._asked}
@@ -125,7 +126,7 @@ class Evaluator:
             update=state.committed,
             version=state.versions.current,
             num_prompts=len(self._asked),
-            accuracy=sum(bool(t.correct) for t in good) / max(1, len(trajectories)),
+            accuracy=right / max(1, len(trajectories)),
             response_length=statistics.fmean(lengths) if lengths else 0.0,
             max_response_length=max(lengths, default=0),
             truncated=sum(t.status == "truncated" for t in trajectories) / max(1, len(lengths)),

@@ -129,7 +129,8 @@ class SynchronousScheduler(Scheduler):
         for key in carried:
             self._join_round(key)
         self._leases.put_back(carried[free:])
-        return carried[:free], max(0 if carried else 1, (slots - len(carried)) // size)
+        groups = (slots - len(carried)) // size
+        return carried[:free], groups if carried else max(1, groups)
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
         """Let a new group's trajectories join the round."""

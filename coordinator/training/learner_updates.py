@@ -266,12 +266,17 @@ class LearnerUpdates:
     def _checkpointed(self, update: int, path: str) -> None:
         """Record a checkpoint, and forget all before the oldest one that is kept."""
         hub = self._hub
-        lineage, place = hub.state.lineage, (update, hub.state.versions.current)
         # Of weights that a rollback undid, an evaluation may have the same update.
-        known = [e.accuracy for e in hub.state.evaluations if (e.update, e.version) == place]
-        accuracy = known[-1] if known else None
-        written = r.CheckpointWritten(update=update, lineage=lineage, path=path, accuracy=accuracy)
-        hub.record_event(written)
+        place = (update, hub.state.versions.current)
+        evaluated = [e.accuracy for e in hub.state.evaluations if (e.update, e.version) == place]
+        hub.record_event(
+            r.CheckpointWritten(
+                update=update,
+                lineage=hub.state.lineage,
+                path=path,
+                accuracy=evaluated[-1] if evaluated else None,
+            )
+        )
         kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
         hub.record_event(r.Forgotten(update=kept[0]))
         hub.progress("learner")

@@ -22,10 +22,10 @@ PROTOCOL_VERSION = 16
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval", "probe", "along"]
-EVALUATIONS: tuple[Purpose, ...] = ("eval", "along")
-"""Purposes of the answers that an evaluation counts."""
 """`probe`: continues a prefix of an evaluation's answer, beside ledger, accuracy and exports.
 `along`: of an evaluation beside training."""
+EVALUATIONS: tuple[Purpose, ...] = ("eval", "along")
+"""Purposes of the answers that an evaluation counts."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
