@@ -3,10 +3,10 @@
 In: a run. Its policy samples new answers to held-out prompts, and continues prefixes of them,
 drawn at random among all their tokens, several times. Out: explained variance of the value model
 on the answers, and the attainable share of the return's variance, which the prefix determines, by
-the continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
-answer (within the quarter); also by answers. Intervals: 95 %, by resampling prompts. Besides, of
-the answers that the run trained until then: the correlation of a window's mean advantage, trained
-before its answer ended, with the later return.
+the continuations of each prefix. Both by tokens, as the learner's metric, overall and by quarter of
+the answer (within the quarter); also by answers. Intervals: 95 %, by resampling prompts. Besides,
+of the answers that the run trained until then: the correlation of a window's mean advantage,
+trained before its answer ended, with the later return.
 
 With --again, the learner alone trains the run's own batches again with other settings instead, and
 each update's explained variance and the value model's seconds are printed: the same answers for
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks.kit.command_line import command_line
@@ -41,7 +40,7 @@ from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.host.hardware import detect, free_port
 from headrace.host.progress_reporter import ProgressReporter
-from headrace.metrics.attainable import attainable, attainable_interval, interval
+from headrace.metrics.attainable import Floats, attainable, attainable_interval, interval
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.records.record_types import BatchTaken
@@ -90,9 +89,6 @@ def critic_record(run_dir: Path, config: RunConfig) -> dict[str, list[float]]:
     return found
 
 
-Floats = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class HeldOutAnswer:
     """A held-out prompt, what the policy wrote, and its return."""
@@ -104,10 +100,19 @@ class HeldOutAnswer:
     score: float
 
 
+@dataclass(frozen=True)
+class ContinuedPrefix:
+    """The first `tokens` of an answer, and the returns of their continuations."""
+
+    answer: HeldOutAnswer
+    tokens: int
+    returns: list[float]
+
+
 async def answers_of(
     config: RunConfig, prompts: int, prefixes: int, continuations: int, seed: int
-) -> tuple[list[HeldOutAnswer], list[tuple[int, list[float]]]]:
-    """Sample answers, and the returns of continuations by prefix, with its prompt."""
+) -> tuple[list[HeldOutAnswer], list[ContinuedPrefix]]:
+    """Sample answers, and continuations of prefixes of them."""
     from rewards.models.encoding import prompt_ids
 
     tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
@@ -154,18 +159,20 @@ async def answers_of(
         )
         held.sort(key=lambda one: one.prompt)
         draw = random.Random(seed)
-        cuts = draw.sample([(h, t) for h in held for t in range(len(h.ids))], prefixes)
-        returns: list[tuple[int, list[float]]] = [(h.prompt, []) for h, _ in cuts]
+        places = [(h, t) for h in held for t in range(len(h.ids))]
+        chosen = draw.sample(places, min(prefixes, len(places)))
+        cuts = [ContinuedPrefix(one, tokens, []) for one, tokens in chosen]
 
         async def go_on(number: int) -> str:
-            (one, cut), copy = cuts[number // continuations], number % continuations
-            again = await write(one.prompt, rows[one.prompt], one.ids[:cut], copy + 1)
-            returns[number // continuations][1].append(again.score)
+            cut, one = cuts[number // continuations], cuts[number // continuations].answer
+            row, before = rows[one.prompt], one.ids[: cut.tokens]
+            again = await write(one.prompt, row, before, number % continuations + 1)
+            cut.returns.append(again.score)
             return f"{sampler.tokens} tokens"
 
-        every = range(prefixes * continuations)
+        every = range(len(cuts) * continuations)
         await side_by_side(every, go_on, at_once=at_once, total=len(every), title="continuations")
-    return held, returns
+    return held, cuts
 
 
 def values_of(
@@ -241,6 +248,8 @@ def main(argv: list[str]) -> int:
         help="settings of a learner that trains the run's batches again; `-`: the run's own",
     )  # fmt: skip
     options = parser.parse_args(argv)
+    if options.continuations < 2:
+        raise UserError("--continuations: at least 2, of which the variance is taken")
     run_dir = find_run(options.root, options.run)
     config = resolve(read_config(run_dir), detect()).config
     if config.algorithm.value is None:
@@ -291,7 +300,7 @@ def _join(config: RunConfig) -> None:
 
 def figures(
     held: Sequence[HeldOutAnswer],
-    prefixes: Sequence[tuple[int, list[float]]],
+    prefixes: Sequence[ContinuedPrefix],
     values: Floats,
     returns: Floats,
 ) -> dict[str, Any]:
@@ -299,26 +308,36 @@ def figures(
     lengths = np.array([len(h.ids) for h in held])
     owner = np.repeat([h.prompt for h in held], lengths)
     count = max(h.prompt for h in held) + 1
-    along = np.concatenate([np.arange(n) / n for n in lengths])
+    quarter = np.concatenate([4 * np.arange(n) // n for n in lengths])
     by_answer = np.repeat(1.0 / lengths, lengths)
+    cut_quarter = np.array([4 * c.tokens // len(c.answer.ids) for c in prefixes])
+    cut_by_answer = np.array([1.0 / len(c.answer.ids) for c in prefixes])
 
     def share(weights: Floats) -> list[float]:
         whole = explained(values, returns, weights)
         low, high = interval(lambda n: explained(values, returns, weights * n[owner]), count)
         return [round(x, 3) for x in (whole, low, high)]
 
-    quarters = [(along * 4).astype(int) == q for q in range(4)]
-    reach = (attainable(prefixes), *attainable_interval(prefixes))
+    def most(weights: Floats) -> list[float]:
+        chosen = np.flatnonzero(weights)
+        some = [(prefixes[i].answer.prompt, prefixes[i].returns) for i in chosen]
+        if not some:
+            return []
+        whole, own = attainable(some, weights[chosen]), attainable_interval(some, weights[chosen])
+        return [round(x, 3) for x in (whole, *own)]
+
     found: dict[str, Any] = {
         "answers": len(held), "tokens": int(lengths.sum()), "mean return": round(
             float(np.mean([h.score for h in held])), 3
         ),
-        "attainable share": [round(x, 3) for x in reach],
         "explained variance": share(np.ones(owner.size)),
+        "attainable share": most(np.ones(len(prefixes))),
         "by answers": share(by_answer),
+        "attainable, by answers": most(cut_by_answer),
     }  # fmt: skip
-    for q, inside in enumerate(quarters):
-        found[f"quarter {q + 1}"] = share(inside.astype(float))
-    model, most = found["explained variance"][0], found["attainable share"][0]
-    found["of the attainable"] = round(model / most, 3) if most else None
+    for q in range(4):
+        found[f"quarter {q + 1}"] = share((quarter == q).astype(float))
+        found[f"attainable, quarter {q + 1}"] = most((cut_quarter == q).astype(float))
+    model, reach = found["explained variance"][0], found["attainable share"][0]
+    found["of the attainable"] = round(model / reach, 3) if reach else None
     return found

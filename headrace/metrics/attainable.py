@@ -11,14 +11,19 @@ import numpy.typing as npt
 
 ENOUGH = 64
 """Number of prefixes under which a run says nothing of it."""
+Floats = npt.NDArray[np.float64]
 Prefix = tuple[int, Sequence[float]]
 """The number of a prompt, and at least two returns of continuations of one prefix."""
 
 
-def attainable(prefixes: Sequence[Prefix]) -> float:
-    """Return the share of the returns' variance that is not within prefixes; NaN: all are equal."""
-    within = np.mean([np.var(returns, ddof=1) for _, returns in prefixes])
-    whole = np.var(np.concatenate([returns for _, returns in prefixes]))
+def attainable(prefixes: Sequence[Prefix], weights: Floats | None = None) -> float:
+    """Return the share of the returns' variance that is not within prefixes; NaN: all are equal.
+
+    `weights`: of each prefix, [N]; default: all alike."""
+    each = np.ones(len(prefixes)) if weights is None else weights
+    within = np.average([np.var(returns, ddof=1) for _, returns in prefixes], weights=each)
+    of_all = np.repeat(each, [len(returns) for _, returns in prefixes])
+    whole = np.cov(np.concatenate([r for _, r in prefixes]), aweights=of_all, ddof=0)
     return float(1.0 - within / whole) if whole else float("nan")
 
 
@@ -33,11 +38,10 @@ def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> 
     return float(low), float(high)
 
 
-def attainable_interval(prefixes: Sequence[Prefix]) -> tuple[float, float]:
+def attainable_interval(
+    prefixes: Sequence[Prefix], weights: Floats | None = None
+) -> tuple[float, float]:
     """Return the attainable share's 95 % interval over the prompts of these prefixes."""
-    number = {prompt: i for i, prompt in enumerate(dict.fromkeys(p for p, _ in prefixes))}
-
-    def of(counts: npt.NDArray[np.int64]) -> float:
-        return attainable([p for p in prefixes for _ in range(counts[number[p[0]]])] or prefixes)
-
-    return interval(of, len(number))
+    prompts, number = np.unique([prompt for prompt, _ in prefixes], return_inverse=True)
+    each = np.ones(len(prefixes)) if weights is None else weights
+    return interval(lambda counts: attainable(prefixes, each * counts[number]), len(prompts))

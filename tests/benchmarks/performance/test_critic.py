@@ -2,13 +2,17 @@
 
 import numpy as np
 
-from benchmarks.performance.critic import HeldOutAnswer, figures
+from benchmarks.performance.critic import ContinuedPrefix, HeldOutAnswer, figures
 
 
 def test_figures_of_two_answers() -> None:
     """Values 0.8 of a right answer and 0.2 of a wrong one leave 0.04 of a variance of 0.25."""
     held = [HeldOutAnswer(place, [1], [2] * 4, [-1.0] * 4, 1.0 - place) for place in range(2)]
-    prefixes = [(0, [1.0, 1.0]), (1, [0.0, 0.0])]
+    longer = HeldOutAnswer(0, [1], [2] * 8, [-1.0] * 8, 1.0)
+    prefixes = [
+        ContinuedPrefix(held[0], 0, [1.0, 1.0]), ContinuedPrefix(held[1], 0, [0.0, 0.0]),
+        ContinuedPrefix(longer, 7, [0.0, 1.0]), ContinuedPrefix(held[1], 3, [0.0, 0.0]),
+    ]  # fmt: skip
     values, returns = np.repeat([0.8, 0.2], 4), np.repeat([1.0, 0.0], 4)
     found = figures(held, prefixes, values, returns)
     assert (found["answers"], found["tokens"], found["mean return"]) == (2, 8, 0.5)
@@ -16,5 +20,10 @@ def test_figures_of_two_answers() -> None:
     share = [0.84, 0.84, 0.84]
     quarters = [found[f"quarter {quarter}"] for quarter in (1, 2, 3, 4)]
     assert [found["explained variance"], found["by answers"], *quarters] == [share] * 6
-    assert found["attainable share"] == [1.0, 1.0, 1.0]
-    assert found["of the attainable"] == 0.84
+    # Within: 1/8 of 15/64 by tokens, 1/14 of 45/196 by answers; nothing, and 1/4 of 3/16.
+    whole = [found[f"attainable{of}"][0] for of in (" share", ", by answers")]
+    assert whole == [0.467, 0.689]
+    assert found["attainable, quarter 1"] == [1.0, 1.0, 1.0]
+    assert [found[f"attainable, quarter {q}"] for q in (2, 3)] == [[], []]
+    assert found["attainable, quarter 4"][0] == -0.333
+    assert found["of the attainable"] == round(0.84 / 0.467, 3)
