@@ -96,7 +96,7 @@ def _failed_scorings(run: RunData) -> None:
     number_of = None if pd.isna(evaluation) else int(evaluation)
     answers = panels.answers_name(number_of, detail.row["purpose"])
     source = RewardConfig.model_validate(run.config()["reward"]).each().get(worst.source)
-    scorer = worst.source if source is None else getattr(source, "function", None) or source.kind
+    scorer = worst.source if source is None else ", ".join(source.names()) or source.kind
     failed = {"answers": answers, "scores": worst.status, "sources": worst.source}
     every = answers_address(name, **failed)
     one = answers_address(name, **failed, trajectory=worst.trajectory_id)

@@ -498,6 +498,18 @@ def test_a_failed_run_blames_no_reward_function_for_another_reason(
     assert "The reward function gave no score" not in html_of(test)
 
 
+def test_a_failed_run_names_each_function_of_its_reward(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    functions = [{"name": "checks.py:right"}, {"name": "checks.py:short", "weight": 0.2}]
+    reward = {"kind": "function", "functions": functions}
+    run = write_run(tmp_path, updates=0, roll_back_after=None, end=False, reward=reward)
+    evaluate(run, {"d": ["2"]}, ends=False)
+    test = open_page("overview", run).run()
+    assert not test.exception
+    assert "<b>checks.py:right, checks.py:short</b> raised" in html_of(test)
+
+
 def test_tokens_of_a_dropped_window_say_why_where_they_stand(
     open_page: Callable[..., AppTest], run_dir: Path
 ) -> None:
