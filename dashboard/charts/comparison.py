@@ -85,18 +85,19 @@ def _label(group: Sequence[ComparedRun]) -> str:
 def metric_lines(
     lines: Sequence[ComparedLine], read: Read, *, smoothing: float = 0.0
 ) -> pd.DataFrame:
-    """Columns label, x, value, low, high, runs, smooth: every line of one metric, in order. `low`
-    and `high` are the ends of a band (of a single run `value`). `smooth` is `value`, or with
-    `smoothing` its running mean over that share of the points."""
+    """Columns label, x, value, low, high, runs, smooth, points: every line of one metric, in order.
+    `low` and `high` are the ends of a band (of a single run `value`). `smooth` is `value`, or with
+    `smoothing` its running mean over that share of the points. `points`: the most of one run."""
     frames = []
     for line in lines:
         curves = [_known(read(member.name)) for member in line.members]
         frame = seed_band(curves) if len(curves) > 1 else curves[0]
         if len(frame):
-            named = frame.assign(name="", label=line.label)
+            points = max(curve["x"].nunique() for curve in curves)
+            named = frame.assign(name="", label=line.label, points=points)
             smooth = running_mean(named, smoothing) if smoothing else named["value"]
             frames.append(named.assign(smooth=smooth))
-    columns = ["label", "x", "value", "low", "high", "runs", "smooth"]
+    columns = ["label", "x", "value", "low", "high", "runs", "smooth", "points"]
     if not frames:
         return pd.DataFrame(columns=columns)
     return pd.concat(frames, ignore_index=True)[columns]

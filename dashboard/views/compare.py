@@ -221,10 +221,10 @@ def _apart(metric: str, frame: pd.DataFrame, wanted: ChartChoice) -> dict[str, D
 
 
 def _verdict(frame: pd.DataFrame, wanted: ChartChoice) -> None:
-    """Line that is better in held-out accuracy, and since when: of lines with two evaluations at
-    least."""
+    """Line that is better in held-out accuracy, and since when: of lines with two evaluations of
+    one run at least."""
     apart = _apart(ACCURACY, frame, wanted)
-    evaluations = frame.groupby("label")["x"].nunique()
+    known = frame.groupby("label")["points"].first()
     with panels.framed("Which is better, since when?", f"Against {wanted.against}"):
         if len(wanted.lines) < 2:
             panels.empty("One line says nothing by itself: choose more runs, or show seeds apart.")
@@ -232,9 +232,7 @@ def _verdict(frame: pd.DataFrame, wanted: ChartChoice) -> None:
             panels.empty("Held-out accuracy is not known of both sides yet.")
         else:
             rows = [
-                _sentence(
-                    label, found, wanted, min(evaluations[label], evaluations[wanted.against])
-                )
+                _sentence(label, found, wanted, min(known[label], known[wanted.against]))
                 for label, found in apart.items()
             ]
             st.html("".join(f'<div style="margin:.25rem 0">{row}</div>' for row in rows))

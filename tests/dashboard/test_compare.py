@@ -131,6 +131,29 @@ def test_one_evaluation_is_no_verdict(open_page: Callable[..., AppTest], tmp_pat
     assert "better" not in html.rpartition("since when?")[2]  # links to the cards come first
 
 
+def test_one_evaluation_of_each_seed_is_no_verdict(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    """Seeds that stop by time end at different updates: two places on the axis, and no curve."""
+    runs = []
+    for age, accuracy in enumerate((0.8, 0.4)):
+        for seed in range(2):
+            config = make_config(tmp_path, schedule={"max_staleness": 2 + age})
+            run = tmp_path / f"run-{age}{seed}"
+            store = RunStore.create(run, run.name, config.model_copy(update={"seed": seed}))
+            done = EvaluationDone(
+                at=1010.0, label="after", update=10 + 2 * seed + age, version=1, num_prompts=1024,
+                accuracy=accuracy, response_length=40.0, max_response_length=117, truncated=0.0,
+                failed=0, seconds=3.0, train_time_s=9.0,
+            )  # fmt: skip
+            store.append([RunPhase(at=1000.0, phase="starting"), done])
+            store.close()
+            runs.append(run.name)
+    html = html_of(open_page(tmp_path, *runs).run())
+    assert "Against scripted seeds 0, 1 (2 runs)" in html
+    assert html.count("cannot be told yet: 1 evaluation") == 1
+
+
 def test_cpu_time_is_an_axis_of_what_was_sampled(
     open_page: Callable[..., AppTest], two_runs: Path
 ) -> None:
