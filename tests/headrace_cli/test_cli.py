@@ -236,6 +236,9 @@ def test_a_reward_function_that_cannot_be_imported_is_one_line(
     line = capfd.readouterr().err
     told = "RuntimeError: no such luck (mine.py, line 2)"
     assert line == f"error: reward.function='{mine}:score': {told}\n"
+    mine.write_text("raise RuntimeError('\\x1b[2J')\n")
+    assert main(["config", "check", str(recipe), *overrides]) == 2
+    assert "RuntimeError: \\x1b[2J (mine.py, line 1)\n" in capfd.readouterr().out
 
 
 def test_no_traceback_and_exit_code_2_from_the_program(recipe: Path) -> None:

@@ -26,6 +26,16 @@ def test_a_file_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "status     failed" in capsys.readouterr().out
 
 
+def test_what_a_program_prints_moves_no_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(r"print('\x1b[2J')")
+    if main(["sandbox", "run", str(file)]) == 2:
+        pytest.skip(capsys.readouterr().err)
+    assert "stdout     \n\\x1b[2J\n" in capsys.readouterr().out
+
+
 def test_what_cannot_be_run_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

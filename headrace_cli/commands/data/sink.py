@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from headrace.errors import RunFailedError, UserError, first_line
+from headrace.errors import RunFailedError, UserError, first_line, visible
 from headrace.host.install import EXTRAS, require
 from headrace.host.user_code import describe, place_of, thing_of
 from headrace.metrics.registry import METRICS
@@ -291,7 +291,7 @@ class MetricStreamer:
         if over and failures >= MAX_FAILURES:
             raise RunFailedError(f"the sink failed {failures} times in a row: {line}") from error
         if failures == 1:
-            print(f"sink: {line}; tries again, the run is not held up", file=sys.stderr)
+            print(visible(f"sink: {line}; tries again, the run is not held up"), file=sys.stderr)
         self._sleep(min(FIRST_WAIT_S * 2.0 ** min(failures - 1, 9), MAX_WAIT_S))
 
     def _close(self) -> None:
@@ -300,7 +300,7 @@ class MetricStreamer:
             try:
                 self._sink.close()
             except Exception as error:  # a sink is somebody else's code
-                print(f"sink: {type(error).__name__} at its end: {error}", file=sys.stderr)
+                print(visible(f"sink: {type(error).__name__} at its end: {error}"), file=sys.stderr)
 
     def _goes_on(self) -> bool:
         from storage.queries import ENDED, run_line

@@ -14,7 +14,7 @@ from headrace.config.loading.hub import with_local_model
 from headrace.config.loading.keys import flattened
 from headrace.config.preflight.checks import check_model, problems
 from headrace.config.preflight.explain import Fact, facts, memory_facts
-from headrace.errors import UserError
+from headrace.errors import UserError, visible
 from headrace.host.hardware import Hardware, detect
 from headrace_cli.commands.checks.preflight import (
     check_environment,
@@ -62,7 +62,7 @@ def check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"ok": not found, "problems": found}))
     elif found:
-        print("\n".join(found))
+        print(visible("\n".join(found)))
     else:
         print(f"{arguments.recipe}: nothing wrong")
     return 2 if found else 0

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import UserError
+from headrace.errors import UserError, visible
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for name, value in result.items():
         shown = "\n" + str(value).rstrip("\n") if name in ("stdout", "stderr") and value else value
-        print(f"{name:<10} {shown}")
+        print(visible(f"{name:<10} {shown}"))
     return 0
 
 
