@@ -148,7 +148,7 @@ def _lines(
     )  # fmt: skip
 
 
-def _address(run: RunData, evaluation: int | None, **filters: Any) -> str:
+def _address(run: RunData, evaluation: int | None = None, **filters: Any) -> str:
     """The page of these answers."""
     answers = panels.answers_name(evaluation)
     return answers_address(run.line.run_dir.name, answers=answers, **filters)
@@ -182,7 +182,7 @@ def _alerts(run: RunData) -> None:
 
 def _alert(run: RunData, alert: RewardAlert) -> str:
     filters = alert_filters(alert, run.config()["reward"]["alerts"]["answers"])
-    link = link_html(_address(run, None, **filters), alert.text)
+    link = link_html(_address(run, **filters), alert.text)
     return (
         f'<div style="margin:.28rem 0"><span class="hr-soft">{moment(alert.at)}</span>&ensp;'
         f"{WARNS}{link}</div>"
@@ -190,17 +190,18 @@ def _alert(run: RunData, alert: RewardAlert) -> str:
 
 
 def alert_filters(alert: RewardAlert, newest: int) -> dict[str, Any]:
-    """The answers that an alert of the monitors is about, as filters of the page Trajectories: of
-    its source, the `newest` that were scored when it was raised; of the entropy and of the
-    distances, those scored since the update before."""
+    """The answers that an alert of the monitors is about, as `_address` takes them: of its source,
+    the `newest` that were scored when it was raised; of the entropy and of the distances, those
+    scored since the update before; of a marker that none has, those of the first evaluation."""
+    if " had the answer marker " in alert.text:
+        return {"sources": alert.source, "evaluation": 1}
     filters = {"sources": alert.source, "scored_to": round(alert.until, 3)}
     if " exceed the audited " in alert.text:
         return filters | {"newest": newest, "audit": "audited", "sort": panels.ABOVE}
     if " go together " in alert.text:
         return filters | {"newest": newest, "scores": "ok", "sort": "longest"}
     since = {"scored_from": round(alert.since, 3)}
-    is_entropy = alert.text.startswith(f"{alert.source}: the entropy ")
-    return filters | since | ({"sort": panels.SURE} if is_entropy else {})
+    return filters | since | ({"sort": panels.SURE} if ": the entropy " in alert.text else {})
 
 
 def _sources(run: RunData, rows: pd.DataFrame, found: Scorings, evaluation: int | None) -> None:

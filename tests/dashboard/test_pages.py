@@ -26,7 +26,7 @@ from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
-from headrace.protocol.records.record_types import MetricsSampled, RunPhase
+from headrace.protocol.records.record_types import Incident, MetricsSampled, RunPhase
 from headrace.run_files.run_folder import locked
 from storage import queries
 from storage.audit import audit_run
@@ -596,6 +596,21 @@ def test_rewards_of_every_source(open_page: Callable[..., AppTest], tmp_path: Pa
     read.run()
     assert not read.exception
     assert any("Audited by sums: crashed" in caption.value for caption in read.caption)
+
+
+def test_an_alert_of_the_first_evaluation_leads_to_its_answers(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, updates=1, roll_back_after=None, end=False)
+    store = RunStore.open(run)
+    text = "default: no answer of 4 had the answer marker '#', so none can be right"
+    alert = Incident(at=1_767_270_000.0, level="warning", kind=queries.ALERT, text=text)
+    store.append([alert])
+    store.close()
+    html = html_of(open_page("rewards", run).run())
+    (address,) = re.findall('href="([^"]*)">default: no answer of 4', html)
+    asked = dict(parse_qsl(urlsplit(unescape(address)).query))
+    assert asked == {"run": run.name, "answers": "evaluation 1", "sources": "default"}
 
 
 def test_a_run_with_one_source_has_its_page_too(
