@@ -271,7 +271,7 @@ class ModelSet:
         return torch.bfloat16 if self._config.learner.precision == "bf16_autocast" else None
 
     def _check_rows(self, model: PreTrainedModel, own: str | None) -> None:
-        if own and self._shares_rows and not self._may_share_rows(model):
+        if own and not self._may_share_rows(model) and self._shares_rows:
             raise UserError(f"{own}: its layers have a state, and the policy's have none")
 
     def _may_share_rows(self, model: PreTrainedModel) -> bool:

@@ -458,17 +458,28 @@ def test_a_student_goes_to_its_teacher(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_model_whose_layers_keep_a_state_is_refused_beside_a_policy_without(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("policy", "critic", "told"),
+    [
+        # In a row that it shares an answer would begin in the state of the one before it.
+        ("llama", "lfm2", "critic: its layers have a state, and the policy's have none"),
+        # Of a policy whose answers have rows of their own the value model is tried, too.
+        ("lfm2", "stablelm", "stablelm models cannot be trained here"),
+    ],
+)
+def test_a_value_model_that_would_be_wrong_beside_the_policy_is_refused(
+    tmp_path: Path, policy: str, critic: str, told: str
 ) -> None:
-    """In a row that it shares an answer would begin in the state of the one before it."""
-    table = run_config(save_tiny_model(tmp_path / "model")).model_dump(mode="json")
-    table["model"]["critic_path"] = str(save_family("lfm2", tmp_path / "critic"))
+    folder = save_tiny_model(tmp_path / "model")
+    if policy != "llama":
+        save_family(policy, folder)  # beside its tokenizer
+    table = run_config(folder).model_dump(mode="json")
+    table["model"]["critic_path"] = str(save_family(critic, tmp_path / "critic"))
     with ScriptedCoordinator(RunConfig.model_validate(table), tmp_path / "run-11") as coordinator:
         coordinator.start_learner()
         assert coordinator.wait() == [2]
         said = (coordinator.run_dir / "learner-0.log").read_text()
-    assert "critic: its layers have a state, and the policy's have none" in said
+    assert told in said
 
 
 def test_what_a_disk_lacks_is_told_and_stays_in_the_progress() -> None:
