@@ -200,21 +200,16 @@ class ChaosJob(RunFolder):
             time.sleep(0.2)
 
     def _finish(self) -> None:
-        """End by a Ctrl-C; a run that its last faults ended meanwhile is resumed before."""
-        for _ in range(1 + MAX_FAILED_RESUMES):
-            if not self._up():
-                break
+        """End by a Ctrl-C; a run that its last faults ended is resumed before."""
+        # A learner ends the update that it has while its run is being given up, and no other.
+        self._await_update(time.time())
+        if self._up():
             self._look()
             self._process.send_signal(signal.SIGINT)
             try:
-                code = self.history.last_code = self._process.wait(END_S)
+                self.history.last_code = self._process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self.history.hangs += 1
-                break
-            if code in ENDED:
-                break
-            if self._up():
-                self._await_update(time.time())
         self.end()
         self._count_orphans()
 

@@ -13,14 +13,17 @@ import numpy as np
 import psycopg
 import pytest
 
+from benchmarks.robustness import chaos_testbed
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, Fault, Kind, draw
 from benchmarks.robustness.chaos_figures import (
+    ended_badly,
     recoveries,
     stored_images,
     total_figures,
     trained_again,
 )
 from benchmarks.robustness.chaos_job import (
+    ChaosJob,
     FaultEvent,
     descendants,
     is_reaper,
@@ -152,6 +155,39 @@ def test_runs_are_counted_together() -> None:
     assert both["rolled_back_trained_again"] == 0.98
     assert both["recovery_s"] == {"learner": {"median": 2.0, "max": 4.0, "count": 3}}
     assert total_figures([row | {"rolled_back": 0}])["rolled_back_trained_again"] is None
+
+
+_SUPERVISOR = """
+import signal, sys
+signal.signal(signal.SIGINT, lambda *_: sys.exit(int(sys.argv[1])))
+print(flush=True)
+signal.pause()
+"""
+
+
+class _ScriptedJob(ChaosJob):
+    """A job that trains all the time; its first Ctrl-C ends with exit code 1, others well."""
+
+    def updates(self) -> list[float]:
+        return [time.time()]
+
+    def _start(self) -> None:
+        code = "130" if self.history.resumes else "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SUPERVISOR, code], stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            said.readline()
+
+
+def test_a_ctrl_c_that_ends_with_a_failure_is_not_tried_again(tmp_path: Path) -> None:
+    root = tmp_path / "disk" / "runs"
+    root.mkdir(parents=True)
+    (tmp_path / "train.log").touch()
+    history = _ScriptedJob(chaos_testbed.Testbed(root, None), ()).play([])
+    assert (history.last_code, history.resumes) == (1, 0)
+    assert ended_badly({"exit_code": history.last_code})
 
 
 def test_what_a_process_started_is_found_in_whatever_group_it_is() -> None:
