@@ -248,10 +248,27 @@ def test_a_stage_that_bfloat16_cannot_have_is_raised_and_said(
     )
 
 
-def test_make_knows_the_gpu_tests() -> None:
+@pytest.mark.parametrize("cards", [[], [Card()]], ids=["no GPU", "one"])
+def test_make_runs_the_gpu_tests_and_measures_on_a_gpu_alone(
+    tmp_path: Path, cards: list[Card]
+) -> None:
+    """A model of half a billion parameters keeps a CPU busy for hours."""
     if shutil.which("make") is None:
         pytest.skip("no make")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, line in (
+        ("python", f'exec {sys.executable} "$@"'),
+        ("pytest", 'echo tests "$@"'),
+        ("headrace", 'echo measured "$@"'),
+    ):
+        (commands / name).write_text(f"#!/bin/sh\n{line}\n")
+        (commands / name).chmod(0o755)
     done = subprocess.run(
-        ["make", "-n", "test-gpu"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert "-m gpu" in done.stdout
+        ["make", "-o", "setup", "test-gpu", f"RUN={commands}"], cwd=REPOSITORY,
+        env=cuda_machine(tmp_path / "machine", answers(cards)), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tests -q -rfEsp -m gpu" in done.stdout
+    assert ("measured bench gpu" in done.stdout) is bool(cards)
+    assert ("no GPU that torch can use" in done.stdout) is not bool(cards)
