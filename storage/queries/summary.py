@@ -30,15 +30,9 @@ from storage.queries.runs import line_of_folder, run_state, surviving
 
 _DROPPED = "ledger/dropped/"
 _TOKENS = (
-    "generated",
-    "trained_policy",
-    "trained_value",
-    "ready",
-    "in_flight",
-    "abandoned",
-    "evaluation",
-    "inserted",
-)
+    "generated", "trained_policy", "ready", "in_flight", "abandoned", "evaluation", "inserted",
+    "value_finished", "trained_value", "value_waiting", "value_dropped",
+)  # fmt: skip
 
 
 def run_summary(run_dir: Path) -> dict[str, Any]:
@@ -135,7 +129,7 @@ def _standing(
 
 
 def _tokens(reader: RunReader, latest: dict[str, float | None]) -> dict[str, Any]:
-    """The ledger, and what is not in its balance."""
+    """The balances of policy and value model, and what is in neither."""
     return {
         **{name: int(latest.get(f"ledger/{name}") or 0) for name in _TOKENS},
         **_outside(reader),

@@ -179,3 +179,5 @@ def _assert_balanced(shown: dict[str, Any]) -> None:
         + tokens["in_flight"]
         + sum(tokens["dropped"].values())
     )
+    kept = tokens["trained_value"] + tokens["value_waiting"] + tokens["value_dropped"]
+    assert tokens["value_finished"] == kept > 0

@@ -75,6 +75,8 @@ def test_tokens_of_the_summary_are_the_newest_ledger(tmp_path: Path) -> None:
     for records in small_run()[:5]:
         store.append(records)
     metrics = {"ledger/generated": 49.0, "ledger/ready": 7.0, "ledger/dropped/stale": 3.0}
+    metrics |= {"ledger/value_finished": 9.0, "ledger/value_waiting": 5.0}
+    metrics |= {"ledger/trained_value": 3.0, "ledger/value_dropped": 1.0}
     lost = [("generator-0", 3, "held"), ("generator-1", 5, "held"), ("generator-0", 2, "refused")]
     store.append(
         [
@@ -87,6 +89,8 @@ def test_tokens_of_the_summary_are_the_newest_ledger(tmp_path: Path) -> None:
     tokens = queries.run_summary(tmp_path / "run")["tokens"]
     assert (tokens["generated"], tokens["ready"], tokens["dropped"]) == (49, 7, {"stale": 3})
     assert (tokens["discarded_at_hold"], tokens["lost"]) == (12, 2)
+    names = ("value_finished", "trained_value", "value_waiting", "value_dropped")
+    assert [tokens[name] for name in names] == [9, 3, 5, 1]
 
 
 def test_series_are_of_the_surviving_lineage(run_dir: Path) -> None:
