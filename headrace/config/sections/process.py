@@ -22,7 +22,7 @@ class EvaluationConfig(StrictModel):
     """Held-out prompts, the same ones every time."""
 
     samples: int = Field(default=1, ge=1)
-    """Answers to each."""
+    """Answers to each; of several `headrace eval` prints pass@k, too."""
 
     rows: Literal["held_out", "training"] = "held_out"
     """training: its first prompts in file order, sampled as there (`headrace score`)."""

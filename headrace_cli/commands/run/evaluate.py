@@ -71,7 +71,7 @@ def _evaluations(run_dir: Path) -> list[dict[Any, Any]]:
 
 
 def _result(run_dir: Path) -> dict[str, Any]:
-    """Return the store's row of the only evaluation; UserError where it asked no prompt."""
+    """Return the figures of the only evaluation; UserError where it asked no prompt."""
     rows = _evaluations(run_dir)
     if not rows:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
@@ -80,4 +80,8 @@ def _result(run_dir: Path) -> dict[str, Any]:
     kept = ("num_prompts", "accuracy", "response_length", "max_response_length", "truncated",
             "failed", "seconds")  # fmt: skip
     found = {name: rows[-1][name] for name in kept}
+    if (k := run_folder.read_config(run_dir).evaluation.samples) > 1:
+        from storage.queries import prompt_scores
+
+        found[f"pass@{k}"] = float((prompt_scores(run_dir)["solved"] > 0).mean())
     return {"run_id": run_dir.name, **found, "seconds": round(found["seconds"], 1)}
