@@ -46,6 +46,21 @@ def test_every_test_that_a_page_names_is_there(page: str) -> None:
         assert not test or f"def {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
 
 
+def test_every_file_that_a_page_names_is_there() -> None:
+    """By its path from the root; links are checked by `scripts/docs.py`."""
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    form = re.compile(r"`([a-z_]+/[\w./-]+\.(?:py|toml|jsonl|sh|lock))`")
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in form.findall(page.read_text(encoding="utf-8"))
+        if path.partition("/")[0] in folders
+    }
+    assert len(named) > 40
+    assert sorted(f"{page}: {path}" for page, path in named if not (ROOT / path).exists()) == []
+
+
 def commands() -> Iterator[tuple[str, str]]:
     """Each command of README and docs with its page, but forms with brackets."""
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
