@@ -51,7 +51,8 @@ from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler
 from learner.algorithms.registry import build_algorithm
-from learner.batching.batch import loss_counts, policy_batch, value_batch
+from learner.algorithms.segment_advantages import halves_of
+from learner.batching.batch import loss_counts
 from learner.batching.shards import merge_shards
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.checkpoint import CRITIC, POLICY
@@ -211,11 +212,7 @@ def values_of(
             for i, h in enumerate(held)
         ],
     )  # fmt: skip
-    shape = algorithm.shape_rewards
-    windows = policy_batch(
-        shard, version=0, lambdas=algorithm.lambdas, shape=shape, kl_coef=0.0, device=device
-    )
-    finished = value_batch(shard, shape=shape, kl_coef=0.0, device=device)
+    windows, finished = halves_of(algorithm, shard, version=0, device=device)
     engine, slots = models.engines[CRITIC], algorithm.value
     assert slots is not None
     critic = critic_update_class(engine)(

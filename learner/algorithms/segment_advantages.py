@@ -1,7 +1,8 @@
 """Advantages and returns of all windows of a batch, by the run's algorithm.
 
-In: windows, and numbers of the models at the update's start. Out: `WindowAdvantages`. Promise: no
-model is run here, so the same numbers always give the same advantages.
+In: a share of a batch, and numbers of the models at the update's start. Out: both halves of the
+share, and `WindowAdvantages`. Promise: no model is run here, so the same numbers always give the
+same advantages.
 """
 
 from typing import NamedTuple
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from headrace.protocol.fields import MAX_ACTS
+from headrace.protocol.messages.batches import Shard
 from learner.algorithms.advantages import moments
 from learner.algorithms.registry import Algorithm
-from learner.batching.batch import PolicyBatch
+from learner.batching.batch import PolicyBatch, ValueBatch, policy_batch, value_batch
 from learner.batching.segments import segment_ids
 from learner.device import RankContext
 
@@ -35,6 +37,19 @@ class WindowAdvantages(NamedTuple):
     advantages: Tensor
     returns: Tensor
     returns_known: Tensor
+
+
+def halves_of(
+    algorithm: Algorithm, shard: Shard, *, version: int, device: torch.device
+) -> tuple[PolicyBatch, ValueBatch]:
+    """Lay out a shard's windows and ended trajectories; `version`: that of the update's start."""
+    shape, kl = algorithm.shape_rewards, algorithm.kl
+    kl_coef = 0.0 if kl is None else kl.coef
+    windows = policy_batch(
+        shard, version=version, lambdas=algorithm.lambdas, shape=shape, kl_coef=kl_coef,
+        device=device,
+    )  # fmt: skip
+    return windows, value_batch(shard, shape=shape, kl_coef=kl_coef, device=device)
 
 
 def window_advantages(

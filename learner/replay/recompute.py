@@ -18,8 +18,8 @@ from headrace.protocol.messages.batches import PolicyWindow, Shard
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.token_spans import Float32
 from learner.algorithms.registry import Algorithm
-from learner.algorithms.segment_advantages import window_advantages
-from learner.batching.batch import PolicyBatch, ValueBatch, loss_counts, policy_batch, value_batch
+from learner.algorithms.segment_advantages import halves_of, window_advantages
+from learner.batching.batch import PolicyBatch, ValueBatch, loss_counts
 from learner.device import RankContext
 from learner.updates.token_statistics import Tally, merge, tally_egae, tally_spread
 from learner.updates.token_statistics_table import finalise, spreads
@@ -61,12 +61,7 @@ def recompute(
     algorithm: Algorithm, shard: Shard, stored: Stored, *, version: int
 ) -> RecomputedBatch:
     """Recompute a batch's advantages; `version`: the learner's at the update's start."""
-    kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
-    windows = policy_batch(
-        shard, version=version, lambdas=algorithm.lambdas, shape=algorithm.shape_rewards,
-        kl_coef=kl_coef, device=_CPU,
-    )  # fmt: skip
-    finished = value_batch(shard, shape=algorithm.shape_rewards, kl_coef=kl_coef, device=_CPU)
+    windows, finished = halves_of(algorithm, shard, version=version, device=_CPU)
     place = RankContext(device=_CPU)
     values = _values(windows, stored) if algorithm.uses_critic else None
     # NaN goes where a number is missing, and from there into all that rests on it.

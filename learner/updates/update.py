@@ -26,8 +26,8 @@ from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from learner.algorithms.registry import Algorithm
-from learner.algorithms.segment_advantages import WindowAdvantages, window_advantages
-from learner.batching.batch import PolicyBatch, ValueBatch, loss_counts, policy_batch, value_batch
+from learner.algorithms.segment_advantages import WindowAdvantages, halves_of, window_advantages
+from learner.batching.batch import PolicyBatch, ValueBatch, loss_counts
 from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog, TrainingEngine
 from learner.models.inference import infer
@@ -104,14 +104,7 @@ class Updater:
         watch = Stopwatch()
         self._begin_to_carry(batch, shard)
         algorithm, config, place = self._algorithm, self._config, self._place
-        kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
-        windows = policy_batch(
-            shard, version=batch.version, lambdas=algorithm.lambdas,
-            shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device,
-        )  # fmt: skip
-        finished = value_batch(
-            shard, shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device
-        )
+        windows, finished = halves_of(algorithm, shard, version=batch.version, device=place.device)
         totals = loss_counts(windows, finished, place)
         policy = PolicyUpdate(
             algorithm, self._policy, replace(place, frozen_context=config.context != "full"), batch,
@@ -152,9 +145,8 @@ class Updater:
                 ranker.train(sound=sound and not policy.log.dropped)
             logs[ranker.name] = ranker.log
         skipped = self._skipped(broken, windows, policy, logs, seen)
-        for carried in self.carried.values():
+        for carried in (kept := list(self.carried.values())):
             carried.end_update(sound=skipped is None)
-        kept = list(self.carried.values())
         metrics = figures_of(models, seen, totals=totals, place=place, carried=kept)
         for ranker in rankers:
             metrics |= ranker.figures()
