@@ -150,11 +150,8 @@ class ChildEpisodes:
     async def _again(self, ask: StepAsk) -> ChildEpisode:
         """Build an environment again up to a request; it has to give the same answers."""
         self._let_go(ask.trajectory_id)
-        episode = self._known[ask.trajectory_id] = ChildEpisode(self._make())
-        if ask.turn == 0:
-            return episode
-        if not getattr(episode.environment, "keeps_state", True):
-            episode.turns = ask.turn - 1
+        episode = self._known[ask.trajectory_id] = ChildEpisode(self._make(), ask.turn - 1)
+        if ask.turn == 0 or not getattr(episode.environment, "keeps_state", True):
             return episode
         if not getattr(episode.environment, "replayable", True):
             raise LostError("its process ended, and it cannot be built again")
@@ -165,7 +162,6 @@ class ChildEpisodes:
         for number, (step, digest) in enumerate(zip(said, ask.known, strict=True)):
             if step.digest != digest:
                 raise DivergedError(f"built again, it answered turn {number} otherwise than before")
-        episode.turns = ask.turn - 1
         return episode
 
 

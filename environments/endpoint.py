@@ -227,15 +227,10 @@ class AgentPool(EnvironmentPool):
                 text = "the agent asked nothing before the deadline"
                 session.finish("timeout", Step(), text)
                 self._stop(session)
-        if len(branch.steps) > ask.turn and (session.end is None or session.end.status == "ok"):
-            answer = StepReply(
-                trajectory_id=key, turn=ask.turn, status="ok", step=branch.steps[ask.turn]
-            )
-        else:
-            assert session.end is not None
-            if self._sessions.get(key) is session:
-                del self._sessions[key]
-            answer = session.end
+        answer, steps = session.end, branch.steps[ask.turn :]
+        if steps and (answer is None or answer.status == "ok"):
+            answer = StepReply(trajectory_id=key, turn=ask.turn, status="ok", step=steps[0])
+        assert answer is not None
         return msgspec.structs.replace(
             answer, trajectory_id=key, turn=ask.turn, seconds=time.monotonic() - began
         )
@@ -244,7 +239,8 @@ class AgentPool(EnvironmentPool):
         """Return the session of a trajectory that is no branch, a new one where none fits."""
         key, fresh = ask.trajectory_id, len(ask.known) == ask.turn
         session = self._sessions.get(key)
-        if fresh and (session is None or not session.branches[0].goes_on(ask.turns)):
+        fits = session and session.ask.row == ask.row and session.branches[0].goes_on(ask.turns)
+        if fresh and not fits:
             self.end([key])
             first = HistoryBranch(key, list(ask.turns), list(ask.known))
             session = self._sessions[key] = AgentSession(ask, [first])

@@ -196,14 +196,17 @@ class EpisodeHistory:
     """Turns and answers from which an episode can be built again.
 
     Attributes:
-        index: of the child that it belongs to. turns: all so far. known: digests of the answers.
-        built: the child that has it as it is now.
+        row: the prompt's. index: of the child that it belongs to. turns: all so far. known: digests
+        of the answers. built: the child that has it as it is now. going: the answer to the last
+        turn, given or under way.
     """
 
+    row: str
     index: int
     turns: list[PolicyTurn] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
     built: EnvironmentChild | None = None
+    going: "asyncio.Task[StepReply]" = field(init=False)
 
 
 class EnvironmentPool:
@@ -213,8 +216,6 @@ class EnvironmentPool:
         self._config, self._reaper = config, ProcessReaper()
         self._children: list[EnvironmentChild] = []
         self._episodes: dict[int, EpisodeHistory] = {}
-        self._going: dict[tuple[int, int, str], asyncio.Task[StepReply]] = {}
-        """Requests that are being answered, by trajectory, turn and text."""
         self._renewing = asyncio.Lock()
         self._careful = asyncio.Lock()
         """Lock under which a request that a child has died of is tried again alone."""
@@ -240,15 +241,20 @@ class EnvironmentPool:
     async def reply(self, ask: StepAsk) -> StepReply:
         """Answer a request, or fail it.
 
-        A coordinator that came back repeats its requests: they get the answer that is under way."""
-        key = ask.trajectory_id, ask.turn, ask.turns[-1].text if ask.turns else ""
-        if (going := self._going.get(key)) is None:
-            going = self._going[key] = asyncio.create_task(self._reply(ask), name="step")
-            going.add_done_callback(lambda _: self._going.pop(key))
-        return await asyncio.shield(going)
-
-    async def _reply(self, ask: StepAsk) -> StepReply:
+        A coordinator that came back repeats its requests: they get the answer that was given, or is
+        under way. An episode that it has recorded otherwise begins again."""
+        known = self._episodes.get(ask.trajectory_id)
+        if known is not None and len(ask.known) == ask.turn:
+            if (known.row, known.turns) == (ask.row, ask.turns):
+                return await asyncio.shield(known.going)
+            if (known.row, known.turns) != (ask.row, ask.turns[: len(known.turns)]):
+                self.end([ask.trajectory_id])
+                await asyncio.wait([known.going])
         episode = self._episode(ask)
+        episode.going = asyncio.create_task(self._reply(ask, episode), name="step")
+        return await asyncio.shield(episode.going)
+
+    async def _reply(self, ask: StepAsk, episode: EpisodeHistory) -> StepReply:
         whole = msgspec.structs.replace(ask, turns=episode.turns, known=episode.known)
         began, error, tries = time.monotonic(), "", 0
         while tries < TRIES:
@@ -271,7 +277,7 @@ class EnvironmentPool:
         else:
             return self._failed(ask, "crashed", began, error)
         episode.built = child
-        if reply.status == "ok" and not reply.step.done:
+        if reply.status == "ok":
             episode.known.append(reply.step.digest)
         else:
             self._episodes.pop(ask.trajectory_id, None)
@@ -292,7 +298,7 @@ class EnvironmentPool:
         if episode is None:
             held = Counter(other.index for other in self._episodes.values())
             fewest = min(range(len(self._children)), key=held.__getitem__)
-            episode = self._episodes[ask.trajectory_id] = EpisodeHistory(fewest)
+            episode = self._episodes[ask.trajectory_id] = EpisodeHistory(ask.row, fewest)
         if len(ask.known) == ask.turn:
             episode.turns, episode.known, episode.built = list(ask.turns), list(ask.known), None
         else:

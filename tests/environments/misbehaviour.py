@@ -147,6 +147,18 @@ class Mortal(Echo):
     replayable = False
 
 
+class Mindful(Echo):
+    """Says all that it has heard, the prompt first."""
+
+    def reset(self, row: dict[str, Any], seed: int) -> str:
+        self.heard = str(row["prompt"])
+        return self.heard
+
+    def step(self, turn: Any) -> dict[str, Any]:
+        self.heard += turn.text
+        return {"text": self.heard}
+
+
 class Odd(Echo):
     """Returns what the first turn says."""
 

@@ -121,6 +121,35 @@ def test_each_request_is_a_turn_and_the_result_ends_the_episode() -> None:
     play("echo", story, children=2)
 
 
+def test_the_end_of_an_agent_that_was_not_recorded_is_said_again(tmp_path: Path) -> None:
+    """A coordinator that died with it asks once more, and this agent cannot play again."""
+    (tmp_path / "flag").touch()  # It does not end its process.
+
+    async def story(pool: AgentPool) -> None:
+        episode = Episode(pool, 0)
+        await episode.ask()
+        for number in range(3):
+            ended = await episode.say(f"x{number}")
+        assert (ended.status, ended.step.done, ended.step.reward) == ("ok", True, 1.0)
+        episode.known.pop()
+        again = await episode.ask()
+        assert (again.status, again.step) == (ended.status, ended.step)
+        pool.end([0])
+        assert pool._sessions == {}
+
+    play("fickle", story, flag=str(tmp_path / "flag"))
+
+
+def test_a_trajectory_of_another_row_is_another_episode() -> None:
+    """A coordinator that came back gives numbers again that it had not recorded."""
+
+    async def story(pool: AgentPool) -> None:
+        for prompt in "pq":
+            assert texts(await Episode(pool, 0, prompt).ask()) == [f"0:{prompt}"]
+
+    play("echo", story)
+
+
 def test_tools_and_their_results_go_both_ways() -> None:
     async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0)
@@ -301,6 +330,7 @@ def test_a_rewritten_history_is_a_branch_that_shares_the_reward(hurt: str) -> No
         assert [(r.status, r.step.done, r.step.reward) for r in ended] == [("ok", True, 0.5)] * 2
         assert [r.trajectory_id for r in ended] == [0, 1]
         assert ended[0].step.metrics["branches"] == 1.0
+        pool.end([0, 1])
         assert pool._sessions == {}
 
     play("rewrites", story, rewritten="branch")

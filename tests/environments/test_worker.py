@@ -72,6 +72,7 @@ class Player:
 
     def __init__(self, pool: EnvironmentPool) -> None:
         self.pool = pool
+        self.prompt = "p"
         self.turns: dict[int, list[PolicyTurn]] = {}
         self.known: dict[int, list[str]] = {}
 
@@ -91,7 +92,7 @@ class Player:
                 turn=len(turns),
                 turns=turns if fresh else turns[-1:],
                 known=self.known[key] if fresh else [],
-                row=json.dumps({"prompt": "p", "answer": "a"}),
+                row=json.dumps({"prompt": self.prompt, "answer": "a"}),
                 seed=7,
             )
         )
@@ -193,6 +194,40 @@ def test_a_request_that_comes_twice_is_answered_once() -> None:
         assert texts(await player.say(1, "y")) == ["2:y"]
 
     play("Patient", story)
+
+
+def test_an_answer_that_was_not_recorded_is_given_again() -> None:
+    """A coordinator that died with it asks once more, of one that cannot be built again."""
+
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        for text in ("a", "STOP"):
+            said = await player.say(1, text)
+            player.known[1].pop()
+            assert await player._ask(1, fresh=True) == said
+        assert said.step.done
+        player.pool.end([1])
+        assert player.pool._episodes == {}
+
+    play("Mortal", story)
+
+
+def test_one_that_has_heard_what_was_not_recorded_begins_again() -> None:
+    """A coordinator that came back gives its numbers to other rows, and other turns to workers."""
+
+    async def story(player: Player) -> None:
+        assert texts(await player.begin(1)) == ["p"]
+        player.prompt = "q"
+        assert texts(await player.begin(1)) == ["q"]
+        assert texts(await player.say(1, "a")) == ["qa"]
+        player.turns[1], player.known[1] = [], player.known[1][:1]
+        async with pool("Mindful") as other:
+            player.pool, own = other, player.pool
+            assert texts(await player.say(1, "b", fresh=True)) == ["qb"]
+        player.pool = own
+        assert texts(await player.say(1, "c", fresh=True)) == ["qbc"]
+
+    play("Mindful", story)
 
 
 def test_one_that_hangs_is_given_up_and_its_neighbours_are_built_again() -> None:
