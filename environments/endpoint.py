@@ -120,7 +120,7 @@ class AgentSession:
     Attributes:
         ask: of its trajectory, the first of `branches`, which are in the order of their beginning.
         attempt: unique number of the attempt; 0: its process starts. last: the request that waits,
-        or was answered last. waits: for the policy. rewritten: reason why a history was refused.
+        or was answered last. waits: for the policy. rewritten: why the last history was refused.
     """
 
     ask: StepAsk
@@ -455,6 +455,7 @@ class AgentPool(EnvironmentPool):
             raise RefusedError(f"this is no request: {error}") from error
         branch.steps.append(step)
         branch.tools = tools
+        session.rewritten = ""
         if branch not in session.branches:
             session.branches.append(branch)
         return branch

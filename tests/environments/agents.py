@@ -81,10 +81,11 @@ async def streams(row: Row, *, base_url: str, api_key: str) -> float:
 
 
 async def bad(
-    row: Row, *, base_url: str, api_key: str, catches: bool = True, refused: str = ""
-) -> Any:
+    row: Row, *, base_url: str, api_key: str, catches: bool = True, refused: str = "",
+    breaks: bool = False,
+) -> Any:  # fmt: skip
     """Ask what may not be asked, say what the refusal says, and go on. Once the second of two
-    requests was refused, the file `refused` is there."""
+    requests was refused, the file `refused` is there. `breaks`: raise at the end."""
     chat, what = Chat(base_url, api_key, max_retries=0), row["prompt"]
     if what == "silent":
         return 1.0
@@ -126,6 +127,8 @@ async def bad(
     if what != "twice":
         chat.messages = before
     await chat.say(said)
+    if breaks:
+        raise ValueError("it broke")
     return 1.0
 
 

@@ -299,6 +299,19 @@ def test_an_agent_that_fails_says_why(what: str, status: str, words: str) -> Non
     play("bad", story, catches=False)
 
 
+def test_an_agent_that_went_on_after_a_refusal_ends_by_what_it_raised() -> None:
+    async def story(pool: AgentPool) -> None:
+        episode = Episode(pool, 0, prompt="rewritten")
+        await episode.ask()
+        (said,) = texts(await episode.say("x"))
+        assert "message 0 is not what it was" in said
+        ended = await episode.say("y")
+        assert ended.status == "crashed", ended
+        assert "ValueError: it broke" in ended.error
+
+    play("bad", story, breaks=True)
+
+
 @pytest.mark.parametrize("hurt", ["", "agent", "worker"])
 def test_a_rewritten_history_is_a_branch_that_shares_the_reward(hurt: str) -> None:
     async def story(pool: AgentPool) -> None:
