@@ -32,7 +32,7 @@ HELPS = {
     "non_finite": "Look at the events on the overview: they name the generator and its weights.",
     "overlong": "Meant so: algorithm.overlong.filter leaves answers out that hit the limit. A "
     "larger task.max_response_length loses fewer.",
-    "reward_failed": "Look at the failures on the page Rewards.",
+    "reward_failed": "Look at the failures on the page Rewards; of episodes, on Environments.",
     "stale": "A smaller schedule.window, a larger schedule.max_staleness, or schedule.stale = "
     '"wait" loses fewer.',
     "value_warmup": "Meant so: algorithm.value.warmup_updates updates train the value model alone.",

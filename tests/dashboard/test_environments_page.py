@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
+from dashboard.views.dropped import reasons_html
 from headrace.protocol.records.record_types import Record, RunPhase, TrajectoryEnded
 from storage.queries import answers, episode_ends, lives
 from storage.run_store import RunStore
@@ -60,6 +61,11 @@ def test_each_end_is_counted_by_its_name_and_explained(tmp_path: Path) -> None:
         assert f"<b>{name if '.' in name else name.replace('_', ' ')}</b>" in shown
     assert "A step missed its deadline" in shown
     assert "They went on when the run ended" in shown
+
+
+def test_tokens_that_a_failed_episode_lost_are_explained_by_its_end() -> None:
+    """The page Rewards knows nothing of it."""
+    assert "of episodes, on Environments" in reasons_html({"reward_failed": 2}, 10)
 
 
 def test_a_run_without_an_environment_says_so(tmp_path: Path) -> None:
