@@ -218,7 +218,7 @@ class AgentPool(EnvironmentPool):
         session.move()
         while len(branch.steps) <= ask.turn and session.end is None:
             if branch is session.branches[0] and session.of(-1) is not None:
-                return self._failed(ask, "branched", began, "")
+                return self._failed(ask, "branched", began, "its agent rewrote its history")
             waited, since = session.waits, time.monotonic()
             try:
                 await self._progress(session)

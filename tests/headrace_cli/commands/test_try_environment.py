@@ -78,6 +78,17 @@ def test_an_environment_that_fails_says_so(
     assert (code, "environment_crashed: ValueError: it broke" in err) == (2, True), err
 
 
+def test_an_agent_that_branches_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a terminal one trajectory is played."""
+    agent = f"environment.name=agent:{REPOSITORY}/tests/environments/agents.py:rewrites"
+    words = (str(RECIPES / "agent.toml"), agent, "environment.rewritten=branch")
+    code, out, err = played(monkeypatch, capsys, "x\n", *words)
+    assert (code, "user      a" in out) == (2, True), out + err
+    assert "environment_branched: its agent rewrote its history" in err
+
+
 def test_a_column_called_answer_is_not_the_answer_of_another_key(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
