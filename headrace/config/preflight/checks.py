@@ -111,7 +111,7 @@ def check_model(config: RunConfig) -> ModelShape:
         shape = model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
-    others = (of(config, shape) if trains else None for of in (critic_shape, reference_shape))
+    others = [of(config, shape) if trains else None for of in (critic_shape, reference_shape)]
     for name, read in zip(("model", "value model", "reference"), (shape, *others), strict=True):
         tokens = config.longest + (config.anchor_tokens if name == "value model" else 0)
         if read and read.context < tokens and config.generator.engine != "fake":
@@ -120,6 +120,8 @@ def check_model(config: RunConfig) -> ModelShape:
                 f"{read.context}: lower task.max_prompt_length or max_response_length, or, with an "
                 "environment, set environment.max_context"
             )
+    if (value := config.algorithm.value) and others[0] and (value.layers or 0) > others[0].layers:
+        raise UserError(f"algorithm.value.layers = {value.layers}: there are {others[0].layers}")
     if lora is not None and lora.targets is not None:
         sizes = tensor_sizes(Path(config.model.path)).items()
         known = {n.split(".")[-2] for n, size in sizes if ".layers." in n and size > shape.hidden}

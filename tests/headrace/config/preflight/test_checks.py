@@ -427,6 +427,14 @@ def test_a_critic_folder_is_checked_too(recipe: Path, tmp_path: Path) -> None:
         check_model(load_recipe(recipe, [f"model.critic_path={tmp_path}/none"]))
 
 
+def test_more_layers_than_the_model_has_are_refused_before_anything_starts(recipe: Path) -> None:
+    check_model(load_recipe(recipe, ["algorithm.value.layers=2"]))
+    wanted = ["algorithm.value.layers=3"]
+    with pytest.raises(UserError, match=r"^algorithm\.value\.layers = 3: there are 2$"):
+        check_model(load_recipe(recipe, wanted))
+    check_model(load_recipe(recipe, [*wanted, "evaluation.only=true"]))
+
+
 def test_a_dataset_must_exist(make_config: Make, tmp_path: Path) -> None:
     config = make_config("task.kind=dataset", f"task.path={tmp_path}/rows.jsonl")
     with pytest.raises(UserError, match=r"task\.path = .*rows\.jsonl.*no such file"):
