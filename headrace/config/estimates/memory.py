@@ -125,7 +125,7 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Return a rank's carried key and value bytes: of all longest trajectories, or the limit."""
+    """Return a rank's carried key and value bytes if all trajectories are longest ones."""
     learner = config.learner
     if learner.context != "carried":
         return 0
@@ -135,7 +135,7 @@ def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     # Of an answer's last window nothing is kept.
     last = (config.task.max_response_length - 1) % config.window + 1
     tokens = max(0, config.longest - last) * -(-config.schedule.bound // learner.ranks)
-    return min(tokens * each * width, int(learner.carried_gib * 2**30))
+    return tokens * each * width
 
 
 def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> MemoryEstimate:
@@ -152,7 +152,8 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     if not config.evaluation.only:
         on_cpu = not on_gpu or learner.device == "cpu"
         parts["learner processes"] = learner.ranks * LEARNER_PROCESS[not on_cpu]
-        parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
+        most = int(learner.carried_gib * 2**30)
+        parts["carried keys"] = learner.ranks * min(carried_bytes(config, shape), most)
         published = published_bytes(config, shape)
         parts["published weights"] = (KEPT_VERSIONS + 1) * published
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)

@@ -15,6 +15,7 @@ from headrace.config.estimates.activations import (
 from headrace.config.estimates.memory import (
     DTYPE_BYTES,
     KEPT_VERSIONS,
+    carried_bytes,
     checkpoint_bytes,
     gpu_memory,
     host_memory,
@@ -104,7 +105,7 @@ def _prefix_cost(config: RunConfig) -> Fact:
     cost = prefix_cost(config.task.max_response_length, config.window)
     meaning = "of the longest response, prompts apart: about L / 2W"
     if config.learner.context == "carried":
-        cost, meaning = 1.0, f"keys and values are carried over; without: {cost:.3g}"
+        cost, meaning = 1.0, f"where keys and values are carried over; without: {cost:.3g}"
     return Fact("prefix cost", round(cost, 2), "learner tokens per trained token", meaning)
 
 
@@ -231,6 +232,10 @@ def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> li
         )
     if config.generator.engine == "vllm":
         found.append(_kv_cache(config, shape, hardware))
+    if wanted := carried_bytes(config, shape):
+        held = min(1.0, config.learner.carried_gib * GIB / wanted)
+        meaning = f"of a rank, for longest answers; learner.carried_gib holds {held:.2g} of it"
+        found.append(Fact("carried keys", round(wanted / GIB, 2), "GiB", meaning))
     if not config.evaluation.only:
         found += [*_longest(config, shape, on_gpu=on_gpu), *_files(config, shape, hardware)]
     return found

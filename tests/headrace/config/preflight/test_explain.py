@@ -128,6 +128,17 @@ def test_the_trajectories_that_keys_and_values_have_room_for(
     assert (found.value, found.meaning) == (gib, meaning)
 
 
+@pytest.mark.parametrize(("gib", "held"), [("4.0", "0.0056"), ("1000.0", "1")])
+def test_the_share_of_carried_keys_that_stays(make_config: Make, gib: str, held: str) -> None:
+    """192 answers of 32,768 tokens but for their last windows of 2,043, 65,536 bytes a token in
+    each of two models; else `prefix cost` would promise what most windows do not get."""
+    overrides = (*LONG, "learner.context=carried", f"learner.carried_gib={gib}")
+    config = resolve(make_config(*overrides), CPU, BILLION).config
+    (found,) = (f for f in memory_facts(config, BILLION, CPU) if f.name == "carried keys")
+    assert found.value == 720.12
+    assert found.meaning.endswith(f"learner.carried_gib holds {held} of it")
+
+
 @pytest.mark.parametrize(("free", "place"), [(15, "in /dev/shm"), (14, "in the run folder")])
 def test_the_room_that_files_take(make_config: Make, free: int, place: str) -> None:
     """Four versions of 2 bytes a parameter; a checkpoint has 12 more of the optimizer."""
