@@ -92,8 +92,8 @@ def check_judges(config: RunConfig, hardware: Hardware) -> None:
 
 
 def check_data(config: RunConfig) -> None:
-    """UserError where a row of the data cannot be read or is no prompt for the policy, where no row
-    is left to train on, and where chat messages meet a tokenizer without a chat template."""
+    """UserError where a row of the data cannot be read or is no prompt for the policy, where too
+    few are left to train on, and where chat messages meet a tokenizer without a chat template."""
     from tasks.datasets.source import build_source, every_row
     from tasks.rows import other_than_text
 
@@ -119,6 +119,11 @@ def check_data(config: RunConfig) -> None:
         _need_template(config, f"row {chat.id} has chat messages")
     elif mode == "always":
         _need_template(config, "model.chat_template is 'always'")
+    wanted = (value.warmup_prompts or 0) if (value := config.algorithm.value) else 0
+    if not config.evaluation.only and wanted > (found := len(source.training_rows(wanted))):
+        raise UserError(
+            f"algorithm.value.warmup_prompts = {wanted}, and the data has {found} rows to train on"
+        )
     if config.evaluation.rows == "held_out" and not source.eval_rows(1):
         print("no row is held out for evaluations: raise task.eval_fraction", file=sys.stderr)
 

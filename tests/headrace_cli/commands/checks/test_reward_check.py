@@ -64,6 +64,17 @@ def test_a_dataset_that_holds_out_no_row_is_told(
     assert capsys.readouterr().err == ""
 
 
+def test_a_warm_up_on_more_prompts_than_there_are_is_refused(recipe: Path) -> None:
+    """They would be asked again. Made prompts have no end, and an evaluation has no warm-up."""
+    every = "task.eval_fraction=1e-9"
+    three, four = (f"algorithm.value.warmup_prompts={n}" for n in (3, 4))
+    check_data(of_dataset(recipe, every, three))
+    with pytest.raises(UserError, match=r"warmup_prompts = 4, and the data has 3 rows to train on"):
+        check_data(of_dataset(recipe, every, four))
+    check_data(of_dataset(recipe, every, four, "evaluation.only=true"))
+    check_data(load_recipe(recipe, [four]))
+
+
 def test_a_route_by_tasks_takes_those_of_a_mixture(recipe: Path) -> None:
     mixed = 'task={kind="mixture",datasets={one={kind="chain_sums"},other={kind="tracking"}}}'
     whole = 'reward.route={tasks={chain_sums="a",tracking="b"}}'
