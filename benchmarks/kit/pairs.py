@@ -76,4 +76,4 @@ def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figur
         share = state["others_cpu_share"]
         print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
         options.rows = None
-    return report_result(options, {"benchmark": name, **figures, **state})
+    return report_result(options, {"name": name, **figures, **state})

@@ -127,7 +127,7 @@ def report_result(options: argparse.Namespace, result: Mapping[str, Any]) -> int
     """
     rows = getattr(options, "rows", None)
     if rows is not None:
-        result = rows.add(f"{result['benchmark']}/{round(time.time())}", result)
+        result = rows.add(f"{result['name']}/{round(time.time())}", result)
     if options.json:
         print(result_line(result) if rows is None else json.dumps(result))
     return 0

@@ -145,7 +145,7 @@ async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[st
     found_ratios = ratios(few, many)
     active = {str(size): _figures(args.chunks, samples[size]) for size in sizes}
     return {
-        "benchmark": "coordinator",
+        "name": "coordinator",
         "ratio": statistics.median(found_ratios),
         "ratios": [round(ratio, 3) for ratio in found_ratios],
         "chunks_per_s": min(one["chunks_per_s"] for one in active.values()),

@@ -319,4 +319,4 @@ def main(argv: Sequence[str]) -> int:
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")
     options.root.mkdir(parents=True, exist_ok=True)
-    return report_result(options, {"benchmark": "dashboard", **measure(options)})
+    return report_result(options, {"name": "dashboard", **measure(options)})

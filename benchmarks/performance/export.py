@@ -145,5 +145,5 @@ def main(argv: Sequence[str]) -> int:
             found.append(row)
             print(line(row), flush=True)
     if options.json:
-        print(result_line({"benchmark": "export", "sizes": found}))
+        print(result_line({"name": "export", "sizes": found}))
     return 0

@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         found.append(rows.add(key, {**row, "jobs": args.jobs}))
         if not args.json:
             print(_line(row), flush=True)
-    result = {"benchmark": "chaos", "engine": args.engine, **total_figures(found)}
+    result = {"name": "chaos", "engine": args.engine, **total_figures(found)}
     result["missing"] = {kind: why for row in found for kind, why in row["missing"].items()}
     if args.json:
         print(result_line(result))

@@ -210,7 +210,7 @@ def main(argv: Sequence[str]) -> int:
     waits = [seconds for trial in trials for seconds in trial["elsewhere_s"]]
     counted = ("updates", "lost", "drained_lost", "findings")
     result = {
-        "benchmark": "elastic",
+        "name": "elastic",
         "trials": trials,
         **{name: sum(trial[name] for trial in trials) for name in counted},
         "elsewhere_s": {

@@ -305,7 +305,7 @@ async def _all_paces(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     few, many = args.generators[0], args.generators[-1]
     ratios = [round(per_cpu_s[many, rate] / per_cpu_s[few, rate], 3) for rate in args.rates]
     sizes = {"slots": args.slots, "ranks": args.ranks}
-    return {"benchmark": "fleet", **sizes, "paced": rows, "ratios": ratios}
+    return {"name": "fleet", **sizes, "paced": rows, "ratios": ratios}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -339,5 +339,5 @@ def main(argv: Sequence[str]) -> int:
                     f"{one['coordinator_busy']:>11.0%} {one['peers_busy']:>6.0%} {one['lost']:>5}",
                     flush=True,
                 )
-    result = {"benchmark": "fleet", "trajectories": args.trajectories, **summary(found)}
+    result = {"name": "fleet", "trajectories": args.trajectories, **summary(found)}
     return report_result(args, result)

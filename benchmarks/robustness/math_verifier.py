@@ -127,7 +127,7 @@ def figures(cases: Sequence[VerifierCase], found: Sequence[bool]) -> dict[str, f
 
 def compare(cases: Sequence[VerifierCase], others: Mapping[str, Judge]) -> dict[str, object]:
     """Return the figures of every judge."""
-    result: dict[str, object] = {"benchmark": "math-verifier", "cases": len(cases)}
+    result: dict[str, object] = {"name": "math-verifier", "cases": len(cases)}
     said = {}
     for name, judge in {**judges(), **others}.items():
         began = time.perf_counter()

@@ -72,6 +72,4 @@ def main(argv: list[str]) -> int:
                 flush=True,
             )
     print("goal: restart under 30 s, memory flat")
-    return report_result(
-        arguments, {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows}
-    )
+    return report_result(arguments, {"name": "restart", "tokens": arguments.tokens, "sizes": rows})

@@ -114,4 +114,4 @@ def main(argv: Sequence[str]) -> int:
         )
     add_rows_option(parser, RESULTS / "sandbox.jsonl")
     options = parser.parse_args(argv)
-    return report_result(options, {"benchmark": "sandbox", **asyncio.run(measure(options))})
+    return report_result(options, {"name": "sandbox", **asyncio.run(measure(options))})

@@ -71,7 +71,7 @@ async def run(
     found = [one for one in audit.findings if not _is_expected(one)]
     journal = (path.stat().st_size for path in (folder / "journal").rglob("*") if path.is_file())
     return {
-        "benchmark": "soak",
+        "name": "soak",
         "trajectories": trajectories,
         "restarts": restarts,
         "trajectories_per_s": round(trajectories / wall, 1),

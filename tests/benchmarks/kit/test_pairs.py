@@ -56,7 +56,8 @@ def test_a_disturbed_result_is_printed_and_becomes_no_row(
     assert conclude("speed", options, lambda: {"ratio": 1.0}) == 0
     said = capsys.readouterr()
     result = json.loads(said.out)
-    assert (result["ratio"], result["others_cpu_share"]) == (1.0, others)
+    assert (result["name"], result["ratio"]) == ("speed", 1.0)
+    assert result["others_cpu_share"] == others
     assert result["disturbed"] is not bool(kept)
     assert len(rows.read_text().splitlines() if rows.exists() else []) == kept
     assert ("no row" in said.err) is not bool(kept)

@@ -29,7 +29,7 @@ def test_a_row_for_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     *_, line = capsys.readouterr().out.splitlines()
     sizes = json.loads(line)["sizes"]
     (row,) = read_rows(tmp_path / "rows.jsonl").values()
-    assert (row["benchmark"], row["sizes"]) == ("restart", sizes)
+    assert (row["name"], row["sizes"]) == ("restart", sizes)
     assert [row["trajectories"] for row in sizes] == [128, 384]
     for row in sizes:
         assert row["restart_s"] > 0
