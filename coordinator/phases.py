@@ -277,8 +277,8 @@ class Phases:
 
     def _tell_unasked(self) -> None:
         prompts = self.parts.prompts
-        if prompts.skipped > self._skips_told:
-            self._skips_told = prompts.skipped
+        if (skipped := prompts.skipped + prompts.skipped_in_evaluation) > self._skips_told:
+            self._skips_told = skipped
             text = f"{self._skips_told} prompts over task.max_prompt_length were skipped so far"
             self.hub.incident("warning", "prompt_too_long", text)
         while prompts.unasked:

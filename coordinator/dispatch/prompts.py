@@ -85,7 +85,7 @@ class Prompts:
         self._broken_off: dict[tuple[str, int], tuple[int, int]] = {}
         """Where searches, by domain and begin, go on, and how many rows bands have passed."""
         self._lifted: set[str] = set()
-        self.skipped = 0
+        self.skipped = self.skipped_in_evaluation = 0
         self.unasked: list[str] = []
         """Notices about domains and rows whose prompts are drawn too seldom."""
         for task in members(config.task).values():
@@ -291,15 +291,17 @@ class Prompts:
         """Return the groups of an evaluation, the same prompts and seeds every time.
 
         Prompts whose last response was longest, by `lengths` of positions, come first: begun last,
-        they would keep everybody waiting. BlockingIOError as in `next_group`."""
+        they would hold up all. Those too long count once. BlockingIOError as in `next_group`."""
         asked, source = self._config.evaluation, self._source
         draw = source.eval_rows if asked.rows == "held_out" else source.training_rows
         rows, found = draw(asked.num_prompts), list[tuple[int, TaskRow, EncodedPrompt]]()
         if late := self._late(rows):
             raise BlockingIOError(late[0].id)
+        in_training, self.skipped = self.skipped, 0
         for position, row in enumerate(rows):
             if (encoded := self._usable(row)) is not None:
                 found.append((position, row, encoded))
+        self.skipped_in_evaluation, self.skipped = self.skipped, in_training
         if lengths:
             found.sort(key=lambda one: lengths.get(one[0], 0), reverse=True)
         return [

@@ -67,6 +67,21 @@ def test_a_run_whose_rows_are_all_refused_says_why(tmp_path: Path) -> None:
         prompts.next_group(0, 0, 0)
 
 
+def test_prompts_that_evaluations_leave_out_count_once(tmp_path: Path) -> None:
+    """They are the same in each evaluation; those of training are others each time."""
+    task = rows(tmp_path / "1.jsonl", 50) | {
+        "eval_fraction": 0.5, "max_prompt_length": 1, "max_response_length": 240,
+    }  # fmt: skip
+    prompts = Prompts(recipe(tmp_path, task))
+    prompts.skipped = 3
+    counts = []
+    for _ in range(2):
+        assert prompts.eval_groups(0, 0) == []
+        counts.append((prompts.skipped, prompts.skipped_in_evaluation))
+    assert counts[0] == counts[1] == (3, len(prompts._source.eval_rows(50)))
+    assert counts[0][1] > 1
+
+
 def test_a_run_that_goes_on_with_other_data_says_so(tmp_path: Path) -> None:
     """Prompts come twice or never then, and an id names two prompts in exports."""
     path = tmp_path / "1.jsonl"
