@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.kit.arm_run import exported_trajectories
-from learner.algorithms.advantages import packed_egae
-from learner.batching.segments import segments_of
+from learner.algorithms.advantages import gae
 from storage.queries import run_config
 
 TENTHS = 10
@@ -66,10 +65,8 @@ def positions(answers: Sequence[TrainedAnswer], lam: float) -> dict[str, Any]:
 
 def advantages_of(answer: TrainedAnswer, lam: float) -> Floats:
     """[T] GAE, the reward being the last token's."""
-    rewards = torch.zeros(len(answer.values), dtype=torch.float64)
-    rewards[-1] = answer.reward
-    whole = segments_of([rewards.numel()], finished=[True], lam=lam)
-    return packed_egae(rewards, torch.from_numpy(answer.values), whole, gamma=1.0).numpy()
+    rewards = [0.0] * (len(answer.values) - 1) + [answer.reward]
+    return gae(rewards, torch.from_numpy(answer.values), gamma=1.0, lam=lam).numpy()
 
 
 def by_tenth(figures: Floats) -> Floats:

@@ -8,6 +8,7 @@ Conventions: tokens t = 0..l-1 of a window; values[t] = V(s_t), the critic's out
 token t; V(s_l) is the state after the last one; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
 """
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -18,10 +19,41 @@ from learner.batching.segments import (
     discounted_suffix_sums,
     segment_ids,
     segment_lengths,
+    segments_of,
     tokens_left,
 )
 
 Boundary = Literal["copy", "bootstrap", "terminal", "outcome"]
+Numbers = Tensor | Sequence[float]
+
+
+def gae(rewards: Numbers, values: Numbers, *, gamma: float, lam: float) -> Tensor:
+    """[T] GAE of one finished response: `egae` without a cut."""
+    return egae(rewards, values, gamma=gamma, lam=lam, finished=True)
+
+
+def egae(
+    rewards: Numbers,
+    values: Numbers,
+    *,
+    gamma: float,
+    lam: float,
+    finished: bool,
+    boundary: Boundary = "copy",
+    bootstrap_value: float | None = None,
+) -> Tensor:
+    """[T] Extended GAE of one window, to check a number by hand; lists count as float64.
+
+    `lam`: lambda, 0 to 1. `bootstrap_value`: V(s_l) of a cut window, None where it is not known.
+    Formula, types and errors are those of `packed_egae`; ValueError for another lambda, too."""
+    if not 0.0 <= lam <= 1.0:
+        raise ValueError(f"lam must lie in [0, 1], got {lam}")
+    r, v = (torch.as_tensor(x, dtype=getattr(x, "dtype", torch.float64)) for x in (rewards, values))
+    behind = None
+    if bootstrap_value is not None:
+        behind = torch.tensor([bootstrap_value], dtype=torch.float64)
+    window = segments_of([v.numel()], finished=[finished], lam=lam, bootstrap_value=behind)
+    return packed_egae(r, v, window, gamma=gamma, boundary=boundary)
 
 
 def packed_egae(
@@ -102,11 +134,11 @@ def _closing_values(
     return torch.where(finished, 0.0, at_cut)
 
 
-def length_adaptive_lambda(length: Tensor, *, alpha: float, floor: float = 0.0) -> Tensor:
+def length_adaptive_lambda(length: Tensor | float, *, alpha: float, floor: float = 0.0) -> Tensor:
     """lambda = 1 - 1 / (alpha l), clamped to [floor, 1].
 
     Args:
-        length: response tokens. alpha: share of the length that the sum of lambda^k should span
+        length: response tokens, or their number. alpha: share of it that the sum of lambda^k spans
         (VAPO: 0.05). floor: least lambda, 0 to 1 (T-PPO recipe: 0.95).
 
     Returns:
@@ -118,7 +150,8 @@ def length_adaptive_lambda(length: Tensor, *, alpha: float, floor: float = 0.0) 
         raise ValueError(f"alpha must be positive, got {alpha}")
     if not 0.0 <= floor <= 1.0:
         raise ValueError(f"floor must lie in [0, 1], got {floor}")
-    return (1.0 - 1.0 / (alpha * length.to(torch.float64))).clamp(min=floor, max=1.0)
+    tokens = torch.as_tensor(length, dtype=torch.float64)
+    return (1.0 - 1.0 / (alpha * tokens)).clamp(min=floor, max=1.0)
 
 
 def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> Tensor:

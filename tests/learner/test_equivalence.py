@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.advantages import Boundary, packed_egae
+from learner.algorithms.advantages import Boundary, egae, gae, packed_egae
 from learner.algorithms.aggregation import sample_mean_weights, token_mean_weights, weighted_sum
 from learner.algorithms.policy_losses import clipped_surrogate, squared_error
 from learner.algorithms.ratios import behaviour_ratio
 from learner.algorithms.value_targets import monte_carlo_returns
 from learner.batching.segments import segment_ids, segments_of, tokens_left
-from tests.learner.one_window import egae, gae
 
 VOCABULARY, HIDDEN = 11, 6
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from learner.algorithms.advantages import (
     Boundary,
     credited_length,
+    egae,
+    gae,
     length_adaptive_lambda,
     moments,
     packed_egae,
@@ -19,7 +21,6 @@ from learner.algorithms.advantages import (
 )
 from learner.batching.segments import Segments, segments_of, trajectory_positions
 from tests.learner import reference
-from tests.learner.one_window import egae, gae
 
 V5 = [0.2, 0.3, 0.25, 0.5, 0.7]
 END_REWARD = [0.0, 0.0, 0.0, 0.0, 1.0]
@@ -151,6 +152,8 @@ def test_egae_says_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="same tokens"):
         egae([0.0], [0.1, 0.2], **cut)  # type: ignore[arg-type]
     for outside in (-0.5, 1.5):
+        with pytest.raises(ValueError, match="lam must lie"):
+            gae([0.0], [0.1], gamma=1.0, lam=outside)
         with pytest.raises(ValueError, match="gamma"):
             gae([0.0], [0.1], gamma=outside, lam=0.9)
     with pytest.raises(ValueError, match="same tokens"):
@@ -352,7 +355,7 @@ def test_adding_a_constant_to_all_values(
 
 
 def adaptive_lambda(length: int, **settings: float) -> float:
-    return float(length_adaptive_lambda(torch.tensor(length), **settings).item())
+    return float(length_adaptive_lambda(length, **settings))
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learner.algorithms.advantages import gae
 from learner.algorithms.policy_losses import squared_error
 from learner.algorithms.value_targets import lambda_returns, monte_carlo_returns
 from learner.batching.segments import segments_of
 from tests.learner import reference
 from tests.learner.algorithms.test_advantages import END_REWARD, V5, close, f64, unit_64ths
-from tests.learner.one_window import gae
 
 responses = st.lists(
     st.tuples(

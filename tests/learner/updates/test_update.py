@@ -21,6 +21,7 @@ from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES
 from headrace.protocol.token_spans import Reward, Span
+from learner.algorithms.advantages import gae
 from learner.algorithms.registry import Algorithm, build_algorithm
 from learner.batching.group_statistics import Groups
 from learner.batching.segments import Segments
@@ -31,7 +32,6 @@ from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.inference import infer
 from learner.models.loading import load_critic, load_policy
 from learner.updates.update import UpdateOutcome, Updater
-from tests.learner.one_window import gae
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import (
     Sent,
