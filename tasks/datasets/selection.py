@@ -68,17 +68,18 @@ def select_prompts(
 
 
 def _broken(scores: Sequence[PromptScore]) -> set[str]:
-    few = min(scores, key=lambda score: score.samples)
-    if few.samples < GUARD_SAMPLES:
-        raise UserError(
-            f"prompt {few.prompt_id} has {few.samples} scored answers, and whether a reference is "
-            f"broken takes {GUARD_SAMPLES}: score with --samples {GUARD_SAMPLES}, or select with "
-            "--no-guard"
-        )
+    scores = sorted(scores, key=lambda score: score.samples)
     floors: dict[str, float] = {}
     for score in scores:
         floors[score.domain] = min(score.lowest, floors.get(score.domain, math.inf))
-    return {s.prompt_id for s in scores if s.best <= floors[s.domain] and not s.solved}
+    unsolved = [s for s in scores if s.best <= floors[s.domain] and not s.solved]
+    few = (unsolved or scores[-1:])[0]  # A solved prompt needs no more answers.
+    if few.samples < GUARD_SAMPLES:
+        raise UserError(
+            f"prompt {few.prompt_id} has {few.samples} scored answers, and whether a reference is "
+            f"broken takes {GUARD_SAMPLES}: score with more --samples, or select with --no-guard"
+        )
+    return {score.prompt_id for score in unsolved}
 
 
 def _comparable(scores: Sequence[PromptScore], norm: Norm) -> list[float]:

@@ -126,3 +126,15 @@ def test_a_share_of_a_whole_number_of_prompts_is_not_rounded_up(keep: float, kep
     """In floating point 0.07 * 100 and 0.14 * 100 lie just above 7 and 14; 7.1 is 8."""
     scores = [PromptScore(str(n), "d", 16, n / 100, 0.0, 1.0) for n in range(100)]
     assert len(select_prompts(scores, keep, norm="raw", guard=False).kept) == kept
+
+
+def test_a_failed_score_of_a_solved_prompt_is_no_reason_to_refuse() -> None:
+    """A judge that fails once in a thousand answers would leave no table to select from."""
+    solved = [PromptScore(f"S{n}", "d", 16, 0.5, 0.0, 1.0, solved=0.5) for n in range(3)]
+    late = PromptScore("late", "d", 15, 0.25, 0.0, 1.0, solved=0.25)
+    broken = PromptScore("B", "d", 16, 0.0, 0.0, 0.0)
+    found = select_prompts([*solved, late, broken], 2, norm="raw", guard=True)
+    assert (found.kept[0], found.broken) == ("late", ["B"])
+    unsure = broken._replace(samples=15)
+    with pytest.raises(UserError, match="prompt B has 15 scored answers"):
+        select_prompts([*solved, late, unsure], 2, norm="raw", guard=True)
