@@ -139,12 +139,12 @@ def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.Da
 
 
 def prompt_scores(run_dir: Path) -> "pd.DataFrame":
-    """Rows of the export `scores` for evaluated prompts, with answers. UserError: none."""
+    """Rows of the export `scores` for evaluated prompts, with answers. UserError: not all yet."""
     reader = open_run(run_dir)
     rows = ScoreRows(reader, parse("purpose = 'eval'"), None)
     batches = [part.rows.batch() for part in rows.parts()]
-    if not batches:
-        raise UserError(f"{run_dir.name} scored no prompt: run `headrace score RECIPE` first")
+    if not batches or evaluations(run_dir).empty:
+        raise UserError(f"{run_dir.name} has unscored prompts: run `headrace score` (--resume)")
     found = pa.Table.from_batches(batches).to_pandas()
     answers = reader.frame(select(Prompt.prompt_id, Prompt.answer).where(Prompt.run == reader.key))
     return found.merge(answers, on="prompt_id")

@@ -16,7 +16,12 @@ from benchmarks.versus_trl.trl_arms import trl_python
 from headrace.data.media import MediaStore
 from headrace.data.tokenizer import chat_text
 from headrace.errors import UserError
-from headrace.protocol.records.record_types import Record, RewardArrived, TrajectoryEnded
+from headrace.protocol.records.record_types import (
+    EvaluationDone,
+    Record,
+    RewardArrived,
+    TrajectoryEnded,
+)
 from headrace.protocol.token_spans import EnvironmentStep, MediaRun, Piece, Streams
 from headrace.run_files.run_folder import MEDIA
 from learner.run import TORCHRUN
@@ -24,7 +29,7 @@ from rewards.models.training.data_files import read_pair
 from storage.database.reader import open_run
 from storage.exports import export
 from storage.exports.training_answers import SftRows
-from storage.queries import group_answers, score_summary
+from storage.queries import group_answers, prompt_scores, score_summary
 from storage.run_store import RunStore
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer, vocabulary
@@ -308,17 +313,31 @@ def test_answers_for_a_reward_model_are_the_last_turns_that_rewards_read(tmp_pat
     assert found == [(WORDS[9], True), (WORDS[4], False)]
 
 
+DONE = EvaluationDone(
+    at=60.0, label="before", update=0, version=0, num_prompts=2, accuracy=0.5, response_length=1.0,
+    max_response_length=1, truncated=0.0, failed=0, seconds=1.0, train_time_s=0.0,
+)  # fmt: skip
+
+
 def test_prompts_without_a_score_have_no_source_and_no_mean(tmp_path: Path) -> None:
     """Such as those of which an environment failed every episode; JSON has no NaN."""
     lost = answers(15, (4, "failed", None, None), (5, "failed", None, None), purpose="eval")
     scored = answers(16, (4, "finished", 1.0, True), purpose="eval")
-    rows = {row["source"]: row for row in score_summary(run_of(tmp_path, lost, scored))}
+    rows = {row["source"]: row for row in score_summary(run_of(tmp_path, lost, scored, [DONE]))}
     known = next(name for name in rows if name is not None)
     json.dumps(rows[known], allow_nan=False)
     assert (rows[known]["mean"], rows[known]["failed"]) == (1.0, 0)
     assert rows[None] == {
         "source": None, "prompts": 1, "answers": 2, "failed": 2, "mean": None, "never_solved": 1
     }  # fmt: skip
+
+
+def test_scores_of_a_part_of_the_prompts_are_none_to_select_from(tmp_path: Path) -> None:
+    """A scoring that was broken off: the prompts that it came to first would stand for all."""
+    scored = answers(15, (4, "finished", 1.0, True), (5, "finished", 0.0, False), purpose="eval")
+    waits = answers(16, (4, "finished", None, None), (5, "finished", None, None), purpose="eval")
+    with pytest.raises(UserError, match=r"chosen-1 has unscored prompts: .* \(--resume\)"):
+        prompt_scores(run_of(tmp_path, scored, waits))
 
 
 def test_plain_prompts_among_chats_are_texts_for_trainers(tmp_path: Path) -> None:
