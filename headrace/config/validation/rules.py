@@ -167,9 +167,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "reward.unit",
         lambda c: c.learner.ranker is not None
-        and c.schedule.num_generations > 1
-        and (source := c.reward.ranker()) is not None
-        and source.unit != "group",
+        and (
+            c.schedule.num_generations > 1
+            or (c.evaluation.mode == "along" and c.evaluation.samples > 1)
+        )
+        and any(s.kind == "ranker" and s.unit != "group" for s in c.reward.each().values()),
         '"trajectory" lets several versions of a ranker score one group; use "group"',
     ),
     Rule(

@@ -50,6 +50,7 @@ TOGETHER = ("reward.kind=function", "reward.function=m:f", "reward.unit=group")
 CARRIED = "learner.context=carried"
 LATE = "learner.publish_min_interval_s=60"
 ALONG = ("evaluation.mode=along", "evaluation.every_updates=2")
+RANKER = ("reward.kind=ranker", "learner.ranker.lr=1e-4")
 WARMUP = ("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
 BY_TURNS = ("environment.name=guess", "schedule.across_turns=false")
 BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "environment.name=pag")
@@ -184,6 +185,10 @@ BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "en
             "function mean a right answer is reward.correct_threshold",
         ),
         (["reward.correct_reward=0"], "reward.wrong_reward: 0 is not less than reward.correct_rew"),
+        (["learner.ranker.lr=1e-4"], "learner.ranker: trains the ranker of a reward along; name"),
+        ([*RANKER, "reward.options.answer=order"], "learner.ranker: learns from answers that are"),
+        ([*RANKER, "schedule.num_generations=4"], '"trajectory" lets several versions of a ranker'),
+        ([*RANKER, *ALONG, "evaluation.samples=4"], "versions of a ranker score one group"),
         (["transport.heartbeat_timeout_s=2"], "should be at least three heartbeats"),
         (["evaluation.only=true", "evaluation.before=false"], "evaluation.before: must be true"),
     ],
@@ -221,6 +226,10 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
         scored = (*TOGETHER, f"schedule.mode={mode}", "schedule.num_generations=4")
         assert problems(make_config(*scored)) == []
     assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
+    assert problems(make_config(*RANKER, "evaluation.samples=4")) == []
+    assert problems(make_config(*RANKER, *ALONG)) == []
+    together = (*RANKER, "reward.unit=group", "schedule.num_generations=4")
+    assert problems(make_config(*together, *ALONG, "evaluation.samples=4")) == []
     pretraining = make_config(*WARMUP)
     assert problems(pretraining) == []
     assert problems(make_config(LATE)) == []
