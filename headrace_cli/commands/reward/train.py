@@ -75,7 +75,7 @@ class RewardScreen:
 
     def evaluated(self, line: EvaluationLine) -> None:
         """Show an evaluation on the held-out examples."""
-        name = "accuracy" if "accuracy" in line.figures else "loss"
+        name = next((name for name in ("accuracy", "map") if name in line.figures), "loss")
         value = line.figures.get(name)
         self._held_out = "" if value is None else f"held-out {name} {value:.3f}"
         if self._bar is None:

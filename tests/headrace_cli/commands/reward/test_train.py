@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from headrace.config.loading.keys import key_names, keys
 from headrace.config.loading.recipe import load_recipe, load_reward_model
@@ -23,7 +25,7 @@ from headrace.run_files.reward_model_run import (
 )
 from headrace.run_files.reward_model_run import StepLine as Step
 from headrace_cli.cli import main
-from headrace_cli.commands.reward.train import stop_on_interrupt
+from headrace_cli.commands.reward.train import RewardScreen, stop_on_interrupt
 
 ROOT = Path(__file__).resolve().parents[4]
 RECIPES = sorted((ROOT / "recipes" / "reward-models").glob("*.toml"))
@@ -238,3 +240,21 @@ def test_a_closed_terminal_asks_for_a_stop_and_its_second_hangup_for_no_more() -
                 os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("figures", "shown"),
+    [
+        ({"accuracy": 0.25, "loss": 1.0}, "held-out accuracy 0.250"),
+        ({"loss": 2.0, "perplexity": 7.4}, "held-out loss 2.000"),
+        ({"lists": 20.0, "map": 0.5, "mrr": 0.75}, "held-out map 0.500"),
+    ],
+)
+def test_every_objective_has_a_held_out_figure_beside_its_steps(
+    figures: dict[str, float | None], shown: str
+) -> None:
+    out = StringIO()
+    screen = RewardScreen(Console(file=out, width=200), live=False)
+    screen.evaluated(Evaluation(1, figures, 0.0, 0.0))
+    screen.step(Step(1, 0.5, 1.0, 1e-3, 10, 0.0, 0.0), 1)
+    assert out.getvalue().splitlines()[-1] == f"step 1/1  loss 0.5000  {shown}"
