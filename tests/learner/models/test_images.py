@@ -110,6 +110,21 @@ def test_every_image_counts(folder: Path) -> None:
     assert moved == {0, 3}
 
 
+def test_patches_of_a_trained_tower_fill_packs(folder: Path) -> None:
+    """A frozen tower sees an image once for all packs; a trained one in each pack that has it."""
+    asked = Asked(folder)
+    whole = sum(ids.size for ids in asked.reads.token_ids)
+    for freeze, packs in ((True, 1), (False, 4)):
+        _, inputs = policy_of(folder, asked, freeze=freeze)
+        one, _, text, repeated = costs = [inputs.cost(media) for media in asked.reads.media]
+        assert not any(costs) if freeze else one > 0
+        assert text == 0
+        assert repeated == inputs.cost(asked.reads.media[3][:2]), "its first image comes again"
+        inputs._scale *= 1000  # a tower so large that no pack takes two sequences
+        place = RankContext(device=CPU, images=inputs, budget=whole)
+        assert len(micro_batches(asked.reads, range(4), place)) == packs
+
+
 @torch.no_grad()
 def test_a_frozen_tower_sees_each_image_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(folder)
