@@ -26,9 +26,8 @@ class Account:
         by id, in the order in which they became ready. values: trajectories for the value model, by
         id: those in state `waiting`. taken: the batch in flight at the learner. committed:
         batches by update, of this lineage, that a rollback could still undo. again: batches that
-        came back, from a learner or by a rollback: they are to be taken again
-            as they were, in this order.
-        order: how many windows have become ready in the run.
+        came back, from a learner or by a rollback: they are to be taken again as they were, in this
+        order. order: how many windows have become ready in the run.
     """
 
     def __init__(self, *, has_value: bool, has_environment: bool = False) -> None:

@@ -46,12 +46,11 @@ class Trajectory:
 
     Attributes:
         opening: the tokens before position 0; the group shares them. prefix: how many of them, at
-            its end, begin the answer (probes). length: tokens so far, policy
-            and environment. sampled: how many of these the policy sampled. in_windows: how many
-            sampled
-        tokens its windows hold. closed: how many of its windows are in state `closed`. windows:
-        those that are complete, in order. spans: which weights sampled what. pieces: who wrote
-        what; empty as long as the policy sampled everything. rewards: what was earned where; known
+        its end, begin the answer (probes). length: tokens so far, policy and environment. sampled:
+        how many of these the policy sampled. in_windows: how many sampled tokens its windows hold.
+        closed: how many of its windows are in state `closed`. windows: those that are complete, in
+        order. spans: which weights sampled what. pieces: who wrote what; empty as long as the
+        policy sampled everything. rewards: what was earned where; known
         once it is scored, or as the environment said. lines: what a source has said of its lines.
         lines_through: a source has answered for the lines that end before this position. paid:
         those of the rewards that lines got before its outcome was known. correct: whether the score
