@@ -24,7 +24,7 @@ from headrace.host.hardware import has_bfloat16
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.batches import Shard
-from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from headrace.protocol.messages.diagnostics import REPORT_BYTES, WINDOW_BYTES, TokenDiagnostics
 from headrace.run_files.run_folder import MEDIA
 from learner.algorithms.registry import algorithm_of
 from learner.device import claim_memory
@@ -42,8 +42,6 @@ from learner.process.weight_publishing import (
 from learner.updates.ranker_update import RankerSetup
 from learner.updates.update import Updater
 
-# More than a report takes besides its diagnostics, and a window's diagnostics besides their arrays.
-_REPORT_BYTES, _WINDOW_BYTES = 64 << 10, 512
 _LOG = logging.getLogger("headrace.learner")
 
 
@@ -300,10 +298,10 @@ def join_reports(reports: list[m.UpdateDone], *, max_bytes: int) -> m.UpdateDone
 
     As many windows' as fit into a message of `max_bytes`; the log says how many did not."""
     every = [d for report in reports for d in report.diagnostics]
-    room = max_bytes - _REPORT_BYTES
+    room = max_bytes - REPORT_BYTES
     kept: list[TokenDiagnostics] = []
     for diagnostics in every:
-        room -= _WINDOW_BYTES + sum(column.nbytes for column in diagnostics.columns.values())
+        room -= WINDOW_BYTES + sum(column.nbytes for column in diagnostics.columns.values())
         if room < 0:
             _LOG.warning(
                 "token diagnostics of %d of %d windows left out of update %d: the report would be "

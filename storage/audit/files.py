@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
+from headrace.protocol.messages.diagnostics import REPORT_BYTES, TOKEN_COLUMNS, WINDOW_BYTES
 from headrace.protocol.transport.curve import damaged_keys
 from headrace.run_files.checked_lines import whole_lines
 from headrace.run_files.run_folder import (
@@ -140,9 +141,11 @@ def check_small_files(
 
 
 def check_diagnostics(
-    run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool
+    run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool, max_bytes: int
 ) -> int:
-    """Check diagnostics of windows in the surviving weights; returns how many have some."""
+    """Check diagnostics of windows in the surviving weights; returns how many have some.
+
+    Where those of an update are over `max_bytes`, the learner has left some out."""
     folder = run_dir / "diagnostics"
     paths = segment_paths(folder)
     for path in paths:
@@ -162,11 +165,14 @@ def check_diagnostics(
     looked_at = 0
     for key in sorted(by_update):
         found = reader.read(by_update[key])
+        positions = sum(window.end - window.start for window in by_update[key].values())
+        arrays = positions * len(TOKEN_COLUMNS) * np.float32().nbytes
+        all_fit = REPORT_BYTES + WINDOW_BYTES * len(by_update[key]) + arrays <= max_bytes
         for window_key, window in by_update[key].items():
             kept = facts.trajectories[window.trajectory_id].in_loss(window)
             where = f"{window.name}, update {key[1]}"
             if window_key not in found:
-                if kept.any():
+                if all_fit and kept.any():
                     findings.add("diagnostics", where, "has none")
                 continue
             looked_at += 1

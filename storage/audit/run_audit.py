@@ -104,7 +104,10 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
         for problem in applied.problems:
             findings.add("weights", "applied", problem)
     if config["storage"]["token_diagnostics"]:
-        looked_at["diagnostics"] = check_diagnostics(run_dir, facts, findings, growing=growing)
+        looked_at["diagnostics"] = check_diagnostics(
+            run_dir, facts, findings, growing=growing,
+            max_bytes=int(config["transport"]["max_message_mib"] * 2**20),
+        )  # fmt: skip
     counts = count(facts)
     return AuditReport(
         run=run_id_of(run_dir),

@@ -597,6 +597,18 @@ def test_diagnostics(run_dir: Path, wrong: str) -> None:
     assert [finding.kind for finding in found if finding.kind != "sql"] == ["diagnostics"]
 
 
+def test_diagnostics_that_a_report_had_no_room_for(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner leaves them out of a message that would be too large, and says so."""
+    records = run_by_hand()
+    change(UpdateCommitted, 0, diagnostics=[])(records)
+    write_journal(run_dir, records)
+    assert "diagnostics" in kinds(audit_run(run_dir))
+    monkeypatch.setattr("storage.audit.files.WINDOW_BYTES", 64 << 20)
+    assert "diagnostics" not in kinds(audit_run(run_dir))
+
+
 def test_a_flipped_bit(run_dir: Path) -> None:
     """Found with its file and place, although Arrow reads on without a word."""
     (path,) = (run_dir / "journal").iterdir()

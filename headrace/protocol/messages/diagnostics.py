@@ -33,6 +33,8 @@ TOKEN_COLUMNS = (
                 "discounted shaped reward from the token to the end; known in last windows only"),
 )  # fmt: skip
 COLUMN_NAMES = tuple(column.name for column in TOKEN_COLUMNS)
+REPORT_BYTES, WINDOW_BYTES = 64 << 10, 512
+"""More than an update's report takes besides diagnostics, and a window's besides their arrays."""
 
 
 class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
