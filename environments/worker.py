@@ -325,10 +325,16 @@ class EnvironmentPool:
 
 
 async def serve(dealer: Dealer, pool: EnvironmentPool, messages: AsyncIterator[Message]) -> None:
-    """Answer requests until there are no more messages."""
+    """Answer requests, of an episode the newest alone, until there are no more messages."""
+    newest: dict[int, StepAsk] = {}
 
     async def answer(ask: StepAsk) -> None:
-        await dealer.send(StepReplies(replies=[await pool.reply(ask)]))
+        newest[ask.trajectory_id] = ask
+        reply = await pool.reply(ask)
+        # A coordinator that came back asks anew, and may have given the number to another row.
+        if newest.get(ask.trajectory_id) is ask:
+            del newest[ask.trajectory_id]
+            await dealer.send(StepReplies(replies=[reply]))
 
     try:
         with first_error(UserError, RunFailedError):

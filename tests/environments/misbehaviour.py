@@ -148,9 +148,10 @@ class Mortal(Echo):
 
 
 class Mindful(Echo):
-    """Says all that it has heard, the prompt first."""
+    """Says all that it has heard, the prompt first. `takes`: seconds to begin."""
 
     def reset(self, row: dict[str, Any], seed: int) -> str:
+        time.sleep(self.options.get("takes", 0.0))
         self.heard = str(row["prompt"])
         return self.heard
 

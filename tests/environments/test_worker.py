@@ -5,15 +5,17 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from environments.protocol import InvalidStepError, answer, maker_of
-from environments.worker import EnvironmentPool, ready_of
+from environments.worker import EnvironmentPool, ready_of, serve
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
+from headrace.protocol.messages.control import Message, StepReplies, StepRequest
 from headrace.protocol.messages.environments import (
     InsertedMessage,
     PolicyTurn,
@@ -228,6 +230,31 @@ def test_one_that_has_heard_what_was_not_recorded_begins_again() -> None:
         assert texts(await player.say(1, "c", fresh=True)) == ["qbc"]
 
     play("Mindful", story)
+
+
+def test_of_two_rows_that_had_one_number_the_newest_is_answered() -> None:
+    """A coordinator that came back gave it anew, while the episode of the first row began."""
+    sent: list[StepReply] = []
+
+    async def send(message: StepReplies) -> None:
+        sent.extend(message.replies)
+
+    async def requests() -> AsyncIterator[Message]:
+        for prompt in "pq":
+            row = json.dumps({"prompt": prompt, "answer": "a"})
+            ask = StepAsk(trajectory_id=1, turn=0, turns=[], known=[], row=row, seed=7)
+            yield StepRequest(asks=[ask])
+            await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while not sent or texts(sent[-1]) != ["q"]:
+                await asyncio.sleep(0.01)
+
+    dealer: Any = SimpleNamespace(send=send)
+    config = EnvironmentConfig(
+        name=f"{FILE}:Mindful", options={"takes": 0.5}, children=1, timeout_s=20.0
+    )
+    asyncio.run(serve(dealer, EnvironmentPool(config), requests()))
+    assert [texts(reply) for reply in sent] == [["q"]]
 
 
 def test_one_that_hangs_is_given_up_and_its_neighbours_are_built_again() -> None:
