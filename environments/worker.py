@@ -247,9 +247,9 @@ class EnvironmentPool:
         if known is not None and len(ask.known) == ask.turn:
             if (known.row, known.turns) == (ask.row, ask.turns):
                 return await asyncio.shield(known.going)
+            await asyncio.wait([known.going])
             if (known.row, known.turns) != (ask.row, ask.turns[: len(known.turns)]):
                 self.end([ask.trajectory_id])
-                await asyncio.wait([known.going])
         episode = self._episode(ask)
         episode.going = asyncio.create_task(self._reply(ask, episode), name="step")
         return await asyncio.shield(episode.going)

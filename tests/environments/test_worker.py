@@ -198,6 +198,22 @@ def test_a_request_that_comes_twice_is_answered_once() -> None:
     play("Patient", story)
 
 
+def test_a_turn_that_another_worker_answered_is_over_before_the_next() -> None:
+    """A worker that was silent still works on it when the other one is gone, too."""
+
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        late = asyncio.create_task(player.say(1, "x"))
+        await asyncio.sleep(0.01)
+        after = Player(player.pool)
+        answered = Step(messages=[InsertedMessage("user", "1:x")])
+        after.turns[1], after.known[1] = player.turns[1][:], [*player.known[1], answered.digest]
+        assert texts(await after.say(1, "y", fresh=True)) == ["2:y"]
+        assert texts(await late) == ["1:x"]
+
+    play("Patient", story)
+
+
 def test_an_answer_that_was_not_recorded_is_given_again() -> None:
     """A coordinator that died with it asks once more, of one that cannot be built again."""
 
