@@ -167,6 +167,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "reward.unit",
         lambda c: c.learner.ranker is not None
+        and not c.evaluation.only
         and (
             c.schedule.num_generations > 1
             or (c.evaluation.mode == "along" and c.evaluation.samples > 1)

@@ -228,6 +228,8 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(make_config(*ALONG, "schedule.warm_start=full")) == []
     assert problems(make_config(*RANKER, "evaluation.samples=4")) == []
     assert problems(make_config(*RANKER, *ALONG)) == []
+    scoring = (*RANKER, *ALONG, "evaluation.samples=4", "evaluation.only=true")
+    assert problems(make_config(*scoring)) == []
     together = (*RANKER, "reward.unit=group", "schedule.num_generations=4")
     assert problems(make_config(*together, *ALONG, "evaluation.samples=4")) == []
     pretraining = make_config(*WARMUP)
