@@ -69,9 +69,7 @@ def select_prompts(
 
 def _broken(scores: Sequence[PromptScore]) -> set[str]:
     scores = sorted(scores, key=lambda score: score.samples)
-    floors: dict[str, float] = {}
-    for score in scores:
-        floors[score.domain] = min(score.lowest, floors.get(score.domain, math.inf))
+    floors = {s.domain: s.lowest for s in sorted(scores, key=lambda s: s.lowest, reverse=True)}
     unsolved = [s for s in scores if s.best <= floors[s.domain] and not s.solved]
     few = (unsolved or scores[-1:])[0]  # A solved prompt needs no more answers.
     if few.samples < GUARD_SAMPLES:
