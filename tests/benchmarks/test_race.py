@@ -93,9 +93,10 @@ def test_every_point_on_the_real_model_is_a_configuration(mode: str, tmp_path: P
     assert len(found) == REAL.file.grids[REAL.file.arms[mode].grid or ""].budget == 4
 
 
-@pytest.mark.parametrize("race", RACES, ids=SETTINGS)
-@pytest.mark.parametrize("part", RACES[0].file.parts)
-def test_arms_of_a_part_are_runs_of_their_own_that_start(part: str, race: Study) -> None:
+@pytest.mark.parametrize(
+    ("race", "part"), [(race, part) for race in (*RACES, NEW) for part in race.file.parts]
+)
+def test_arms_of_a_part_are_runs_of_their_own_that_start(race: Study, part: str) -> None:
     found = race.part(part)
     digests = set()
     for variant, arm in found.values():
