@@ -270,7 +270,7 @@ def main(argv: list[str]) -> int:
     trained = worth(critic_sample(run_dir, 1, int(checkpoint.name[5:])).tokens)
     result["advantage against return"] = trained._asdict()
     lines = [f"{name:<28} {value}" for name, value in result.items()]
-    print(json.dumps(result) if options.json else "\n".join(lines))
+    print(json.dumps({"name": "critic", **result}) if options.json else "\n".join(lines))
     return 0
 
 
@@ -285,7 +285,7 @@ def _again(run_dir: Path, config: RunConfig, wanted: Sequence[str], *, as_json: 
         if not as_json:
             print(f"{text}\n  explained  {record['explained']}\n  seconds    {record['seconds']}")
     if as_json:
-        print(json.dumps({"run": run_dir.name, "again": found}))
+        print(json.dumps({"name": "critic", "run": run_dir.name, "again": found}))
     return 0
 
 

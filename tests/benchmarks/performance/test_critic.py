@@ -1,8 +1,14 @@
 """The figures of `headrace bench critic`, worked out by hand."""
 
-import numpy as np
+import json
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from benchmarks.performance import critic
 from benchmarks.performance.critic import ContinuedPrefix, HeldOutAnswer, figures
+from tests.storage.samples import run_config
 
 
 def test_figures_of_two_answers() -> None:
@@ -27,3 +33,12 @@ def test_figures_of_two_answers() -> None:
     assert [found[f"attainable, quarter {q}"] for q in (2, 3)] == [[], []]
     assert found["attainable, quarter 4"][0] == -0.333
     assert found["of the attainable"] == round(0.84 / 0.467, 3)
+
+
+def test_the_line_of_a_comparison_has_the_benchmarks_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(critic, "_join", lambda config: None)
+    critic._again(tmp_path, run_config(), [], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"name": "critic", "run": tmp_path.name, "again": {}}
