@@ -100,6 +100,8 @@ class Engine(Protocol):
     """Version of the loaded weights; NO_VERSION before the first `load_weights`."""
     prefill_tokens: int
     """Prompt tokens computed so far, cached ones apart."""
+    preempted: int
+    """Requests whose keys and values gave way to others', counted when weights load."""
 
     async def start(self) -> None:
         """Build the model and warm up. UserError when model or settings cannot work."""

@@ -203,10 +203,12 @@ class Gauges:
 
 
 def _prefill(reports: list[GeneratorReport]) -> dict[str, float]:
-    """Return the number of prompt and prefix tokens computed per sampled token."""
+    """Return the prompt and prefix tokens computed per sampled token, and the preemptions."""
     sampled = sum(report.tokens for report in reports)
     computed = sum(report.prefill_tokens for report in reports)
-    return {"perf/prefill_per_token": computed / sampled} if sampled else {}
+    preempted = sum(report.preempted for report in reports)
+    found = {"perf/prefill_per_token": computed / sampled, "perf/preempted": float(preempted)}
+    return found if sampled else {}
 
 
 def _seconds(report: GeneratorReport) -> float:

@@ -47,7 +47,7 @@ class FakeEngine:
         self._vocab_size, self._end, self._mean = vocab_size, end_token_id, mean_length
         self._seed, self._step_s, self._max_model_len = seed, step_s, max_model_len
         self._live: dict[str, asyncio.Event] = {}
-        self.prefill_tokens = 0
+        self.prefill_tokens = self.preempted = 0
 
     async def start(self) -> None:
         """Do nothing: there is no model."""

@@ -92,7 +92,7 @@ class TorchEngine:
         self._cache: KeysAndValues = []
         self._steps: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
-        self.prefill_tokens = 0
+        self.prefill_tokens = self.preempted = 0
 
     async def start(self) -> None:
         torch.set_num_threads(1)

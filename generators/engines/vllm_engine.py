@@ -214,7 +214,7 @@ class VllmEngine:
         self._joined = self._given_up = ""
         """Source whose group the workers are in; source whose broadcast failed."""
         self._broken = False
-        self.prefill_tokens = 0
+        self.prefill_tokens = self.preempted = 0
         store = MediaStore(settings.media or Path())
         self._image = lru_cache(_IMAGES)(lambda digest: open_rgb(store.read(digest)))
 
@@ -469,7 +469,7 @@ class VllmEngine:
         if taken:
             # Every live request samples from it from its present token count on.
             self.version, self._last_good = version, source if isinstance(source, Path) else None
-            for state in self._states():
+            for state in self._engine.output_processor.request_states.values():
                 if live := self._live.get(state.external_req_id):
                     live.boundaries.append((state.detokenizer.num_output_tokens(), version))
         await self._engine.resume_generation()
@@ -486,18 +486,20 @@ class VllmEngine:
         if recompute and self._settings.media is not None:
             # The engine process forgets its images, so the renderer has to send all of them again.
             await self._engine.renderer.clear_mm_cache_async()
+        self.preempted += await self._count_preempted()
         if not self._broken:
             await core.pause_scheduler_async(mode="keep", clear_cache=recompute)
         while not core.outputs_queue.empty():
             await asyncio.sleep(0)
         if recompute:
-            self.prefill_tokens += sum(
-                len(state.prompt_token_ids) + state.detokenizer.num_output_tokens()
-                for state in self._states()
-            )
+            await self._count_preempted()  # All that run, in order to be computed again.
 
-    def _states(self) -> list[Any]:
-        return list(self._engine.output_processor.request_states.values())
+    async def _count_preempted(self) -> int:
+        """Count the tokens that vLLM computes once more; return the number of their requests."""
+        core = self._engine.engine_core
+        requests, tokens = await core.call_utility_async("headrace_preempted")
+        self.prefill_tokens += tokens
+        return int(requests)
 
     async def _replace(self, source: Path | BroadcastReply) -> bool:
         """Load `source`; failing that, the last good file (False), or stay paused."""

@@ -4,8 +4,8 @@
 there are several, its workers load when they start. It ties their lives to the generator's:
 when that dies, however it dies, the kernel kills EngineCore and then its workers, which would
 otherwise stay as orphans with their memory. It also has them dump their stacks on request
-(`headrace.host.stack_dumps`), gather the tokens that EngineCore sends (`vllm_gather`), and keep the
-images of answers whose prompt is cached.
+(`headrace.host.stack_dumps`), gather the tokens that EngineCore sends (`vllm_gather`), count what
+it preempts, and keep the images of answers whose prompt is cached.
 `WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file or
 from the learner's broadcast.
 """
@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import stat
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from generators.engines.vllm_gather import TOKENS_VARIABLE
@@ -76,6 +76,26 @@ def install() -> None:
         sent.strip_covered_mm_data = lambda features, *_, **__: features
         install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
         EngineCore.headrace_pid = lambda engine: os.getpid()
+        EngineCore.headrace_preempted = _count_preempted()
+
+
+def _count_preempted() -> Callable[[Any], list[int]]:
+    """Return a method that tells what the scheduler preempted since it was last asked: requests,
+    and their tokens, which are computed once more but for what the prefix cache still has."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    preempt, found = Scheduler._preempt_request, [0, 0]
+
+    def counted(scheduler: Any, request: Any, *args: Any, **settings: Any) -> None:
+        found[:] = found[0] + 1, found[1] + request.num_computed_tokens
+        preempt(scheduler, request, *args, **settings)
+
+    def told(engine: Any) -> list[int]:
+        counts, found[:] = list(found), (0, 0)
+        return counts
+
+    Scheduler._preempt_request = counted
+    return told
 
 
 def allow_amx() -> None:

@@ -322,6 +322,7 @@ class GeneratorLoop:
             discarded_tokens=self._discarded_tokens,
             pending_tokens=sum(cutter.pending for cutter in self._live.values()),
             prefill_tokens=self._engine.prefill_tokens,
+            preempted=self._engine.preempted,
             idle_s=self.time.idle_s,
             pause_s=self.time.pause_s,
             busy_s=self.time.busy_s,

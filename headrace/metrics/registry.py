@@ -123,6 +123,7 @@ _ALL = (
     MetricInfo("perf/generated_tokens_per_s", "tokens/s", "response tokens that arrived since the last update"),
     MetricInfo("perf/loss_tokens", "tokens", "in the policy loss of this update"),
     MetricInfo("perf/policy_tokens", "tokens", "computed by policy and reference in this update, context and every pass included"),
+    MetricInfo("perf/preempted", "", "answers whose keys and values gave way to others', by connected generators since their start; they are computed once more", "0; else more KV cache, or fewer generator.max_num_seqs"),
     MetricInfo("perf/prefill_per_token", "", "prompt and prefix tokens computed per sampled one, by connected generators since their start", "near prompt over answer"),
     MetricInfo("perf/tokens_per_s", "tokens/s", "tokens the learner computed in this update"),
     MetricInfo("perf/trained_tokens_per_s", "tokens/s", "policy tokens trained since the last update"),

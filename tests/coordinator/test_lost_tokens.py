@@ -13,7 +13,7 @@ from tests.coordinator.stage import GENERATOR, Stage, endless, staged
 def report(**counts: Any) -> m.GeneratorReport:
     usual = {
         "live": 1, "version": 0, "tokens": 20, "discarded_tokens": 0, "pending_tokens": 0,
-        "prefill_tokens": 0, "idle_s": 0.0, "pause_s": 0.0, "busy_s": 0.0,
+        "prefill_tokens": 0, "preempted": 0, "idle_s": 0.0, "pause_s": 0.0, "busy_s": 0.0,
     }  # fmt: skip
     return m.GeneratorReport(**{**usual, **counts})
 

@@ -17,7 +17,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Span, Streams
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -240,6 +240,7 @@ class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     discarded_tokens: fields.Count
     pending_tokens: fields.Count
     prefill_tokens: fields.Count
+    preempted: fields.Count
     idle_s: fields.Seconds
     pause_s: fields.Seconds
     busy_s: fields.Seconds

@@ -200,7 +200,7 @@ def a_hello(_: Stage) -> Callable[[], m.Message]:
 def a_report(_: Stage) -> Callable[[], m.Message]:
     return lambda: m.GeneratorReport(
         live=1, version=0, tokens=1, discarded_tokens=1, pending_tokens=1,
-        prefill_tokens=1, idle_s=1, pause_s=1,
+        prefill_tokens=1, preempted=1, idle_s=1, pause_s=1,
         busy_s=1,
     )  # fmt: skip
 

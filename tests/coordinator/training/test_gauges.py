@@ -27,7 +27,7 @@ from tests.coordinator.stage import LEARNER, endless, staged
 def report(idle: float, busy: float) -> GeneratorReport:
     return GeneratorReport(
         live=0, version=0, tokens=0, discarded_tokens=0, pending_tokens=0, prefill_tokens=0,
-        idle_s=idle, pause_s=0.0, busy_s=busy,
+        preempted=0, idle_s=idle, pause_s=0.0, busy_s=busy,
     )  # fmt: skip
 
 
@@ -98,14 +98,14 @@ async def test_a_learner_that_is_gone_waits_for_no_batch(tmp_path: Path) -> None
         assert not await waits(clock)
 
 
-def test_prefill_is_counted_over_generators() -> None:
-    """(30 + 90) tokens of prompts and prefixes for (10 + 30) sampled ones."""
+def test_prefill_and_preemptions_are_counted_over_generators() -> None:
+    """(30 + 90) tokens of prompts and prefixes for (10 + 30) sampled ones; one preemption each."""
     counts = [(30, 10), (90, 30)]
     reports = [
-        replace(report(idle=0.0, busy=1.0), prefill_tokens=computed, tokens=sampled)
+        replace(report(idle=0.0, busy=1.0), prefill_tokens=computed, preempted=1, tokens=sampled)
         for computed, sampled in counts
     ]
-    assert _prefill(reports) == {"perf/prefill_per_token": 3.0}
+    assert _prefill(reports) == {"perf/preempted": 2.0, "perf/prefill_per_token": 3.0}
     assert _prefill([report(idle=0.0, busy=1.0)]) == {}
 
 

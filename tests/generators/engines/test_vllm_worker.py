@@ -38,11 +38,16 @@ class Core:
         self.workers = [Worker(each) for each in breaks]
         self._answers: list[list[str | Exception]] = [[] for _ in breaks]
         self.engine_core = SimpleNamespace(
-            pause_scheduler_async=self._nothing, outputs_queue=asyncio.Queue()
+            pause_scheduler_async=self._nothing,
+            call_utility_async=self._none_preempted,
+            outputs_queue=asyncio.Queue(),
         )
 
     async def _nothing(self, **_options: object) -> None:
         return None
+
+    async def _none_preempted(self, _method: str) -> list[int]:
+        return [0, 0]
 
     async def resume_generation(self) -> None:
         return None

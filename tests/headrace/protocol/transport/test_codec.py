@@ -411,6 +411,7 @@ SAMPLES: list[Message] = [
         discarded_tokens=0,
         pending_tokens=0,
         prefill_tokens=0,
+        preempted=0,
         idle_s=0,
         pause_s=0,
         busy_s=1,
