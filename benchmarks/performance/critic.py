@@ -221,7 +221,8 @@ def values_of(
     )  # fmt: skip
     critic.prepare(None, at_cuts=False)
     critic.first_pass(sound=False)
-    return critic.start.numbers.double().numpy(), critic.targets.double().numpy()
+    returns = slots.returns(finished.rewards, finished.segments).targets
+    return critic.start.numbers.double().numpy(), returns.double().numpy()
 
 
 def explained(values: Floats, returns: Floats, weights: Floats) -> float:

@@ -105,10 +105,10 @@ BANDS: dict[str, HealthBand] = {
         updates=1,
         high=0,
     ),
-    # 1 - Var[target - value] / Var[target]: below 0 a constant would do better.
+    # 1 - Var[return - value] / Var[return]: below 0 a constant would do better.
     "critic/vf_explained_var": HealthBand(
         "explained variance",
-        "the critic explains the targets worse than a constant would, and what rests on it misleads"
+        "the critic explains the returns worse than a constant would, and what rests on it misleads"
         ": more algorithm.value.warmup_updates, or a larger learning rate of the value model",
         updates=20,
         low=0,

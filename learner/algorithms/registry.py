@@ -111,10 +111,12 @@ class HotSlots:
 class ValueSlots:
     """The value model's part: targets, loss, aggregation.
 
-    `loss` takes (values, old values, targets). `reads_old`: the loss reads the values of the
-    update's start; `targets_read_old`: the targets do."""
+    `returns` takes (rewards, answers), whatever the targets are. `loss` takes (values, old values,
+    targets). `reads_old`: the loss reads the values of the update's start; `targets_read_old`: the
+    targets do."""
 
     targets: Callable[[Tensor, Tensor, Segments], ValueTargets]
+    returns: Callable[[Tensor, Segments], ValueTargets]
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]
     aggregate: AggregateFunction
     reads_old: bool
@@ -347,6 +349,7 @@ def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     has_clip = low is not None or high is not None
     return ValueSlots(
         targets=partial(lambda_returns, gamma=gamma, lam=lam),
+        returns=partial(monte_carlo_returns, gamma=gamma),
         loss=clipped if has_clip else lambda values, _old, targets: squared_error(values, targets),
         aggregate=_aggregate(config.aggregate, longest),
         reads_old=has_clip,

@@ -158,12 +158,13 @@ class CriticUpdate(ModelUpdate):
         """Return the tallies of prediction errors, targets and values."""
         finished, old = self._finished, self.start.numbers
         known = self.start.known & old.isfinite()
+        returns = self._slots.returns(finished.rewards.to(old.dtype), finished.segments).targets
         cuts = window_cuts(finished.numbers, finished.segments, window=self._window)
         values, all_of = old, known
         if seen.values is not None and self._totals.policy_tokens:
             values, all_of = seen.values, torch.ones_like(seen.values, dtype=torch.bool)
         return [
-            tally_values(old, self.targets, known, finished.segments, cuts=cuts),
+            tally_values(old, returns, known, finished.segments, cuts=cuts),
             tally_spread("critic/returns", self.targets, known),
             tally_spread("critic/values", values, all_of),
         ]

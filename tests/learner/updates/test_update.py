@@ -174,6 +174,20 @@ def test_start_values_are_those_of_the_first_weights(model: ModelConfig) -> None
         )
 
 
+def test_explained_variance_is_of_returns_whatever_the_targets_are(model: ModelConfig) -> None:
+    """A target below lambda 1 holds the values that it would be explained by."""
+    batch = batch_of(record(seed=5))
+    plain, mixed = (
+        Learner(model, tppo(value={"gae_lambda_value": lam})).run(batch).metrics
+        for lam in (1.0, 0.9)
+    )
+    assert number(mixed["critic/returns/mean"]) != pytest.approx(
+        number(plain["critic/returns/mean"]), rel=1e-3
+    )
+    for name in ("critic/vf_explained_var", "critic/value_bias", "value/cut_rmse", "value/rmse"):
+        assert numbers(mixed[name]) == pytest.approx(numbers(plain[name]), nan_ok=True), name
+
+
 def test_a_hot_token_is_compared_with_the_weights_of_the_updates_start(model: ModelConfig) -> None:
     """Whichever optimizer step trains it; and the rest of the batch is not asked beforehand."""
     shard = record(seed=5, hot=True)
