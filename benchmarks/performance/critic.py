@@ -268,7 +268,8 @@ def main(argv: list[str]) -> int:
     values, returns = values_of(config, run_dir, checkpoint, held)
     result = figures(held, prefixes, values, returns)
     result = {"run": run_dir.name, "checkpoint": checkpoint.name, **result}
-    trained = worth(critic_sample(run_dir, 1, int(checkpoint.name[5:])).tokens)
+    sample = critic_sample(run_dir, 1, int(checkpoint.name[5:]))
+    trained = worth(sample.tokens, sample.cuts)
     result["advantage against return"] = trained._asdict()
     lines = [f"{name:<28} {value}" for name, value in result.items()]
     print(json.dumps({"name": "critic", **result}) if options.json else "\n".join(lines))

@@ -98,7 +98,7 @@ def report(sample: CriticSample, *, gamma: float, boundary: str) -> CriticReport
         rules=rules(sample.cuts),
         costs=costs(tokens, cuts, gamma=gamma),
         ends=ends(tokens),
-        worth=worth(tokens),
+        worth=worth(tokens, sample.cuts),
         reach=reach(gamma, float(tokens["lam"].mean())),
     )
 
@@ -242,11 +242,12 @@ def ends(tokens: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["left", "which", "strength", "tokens"])
 
 
-def worth(tokens: pd.DataFrame) -> AdvantageCorrelation:
+def worth(tokens: pd.DataFrame, cuts: pd.DataFrame) -> AdvantageCorrelation:
     """Correlation of a window's mean advantage, which the value model alone estimated because the
     window closed before its answer ended, with the final mean return of its tokens."""
-    guessed = tokens[~tokens["finished"] & tokens["in_loss"]]
-    means = guessed.groupby(["trajectory_id", "window"])[["advantage", "return"]].mean()
+    ids = ["trajectory_id", "window"]
+    guessed = tokens[tokens["in_loss"]].merge(cuts[ids], on=ids)
+    means = guessed.groupby(ids)[["advantage", "return"]].mean()
     if len(means) < 3 or means.std().min() <= _NOTHING:
         return AdvantageCorrelation(None, len(means))
     return AdvantageCorrelation(float(means["advantage"].corr(means["return"])), len(means))

@@ -19,7 +19,7 @@ from sqlalchemy import func, select
 
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from storage.database.reader import RunReader, open_run, read_config
-from storage.database.tables import Trajectory, Window
+from storage.database.tables import Trajectory, Update, Window
 from storage.journal.diagnostics import DiagnosticsReader, WindowKey
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class CriticSample:
     value (before the token, when its update began), advantage (as the loss read it), return (what
     came from the token on) and lam (of its window).
 
-    A row of `cuts`, the ends of windows where the answer went on: trajectory_id, window, position
-    (of the first token after it), length, update, lam, value (at the window's last token),
-    next_value (at the token after it, in the update that trained that; NaN where none did) and
-    realised (what came after the cut)."""
+    A row of `cuts`, the ends of windows where the answer went on (with the boundary "outcome" those
+    trained before it was scored): trajectory_id, window, position (of the first token after it),
+    length, update, lam, value (at the window's last token), next_value (at the token after it, in
+    the update that trained that; NaN where none did) and realised (what came after the cut)."""
 
     first: int
     last: int
@@ -70,7 +70,13 @@ def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
     reader = open_run(run_dir)
     answers, of = _answers(reader, first, last)
     algorithm = read_config(run_dir).get("algorithm", {})
-    gamma = float((algorithm.get("advantages") or {}).get("gamma", 1.0))
+    advantages = algorithm.get("advantages") or {}
+    gamma = float(advantages.get("gamma", 1.0))
+    taken: dict[tuple[int, int], float] = {}
+    if advantages.get("boundary") == "outcome":
+        batches = select(Update.lineage, Update.update, Update.taken_at)
+        rows = reader.rows(batches.where(Update.run == reader.key))
+        taken = {(lineage, update): at for lineage, update, at in rows}
     # Where credit ends with a turn, nothing stored says what windows before the last one earned.
     kept = slice(-1 if algorithm.get("turns") == "turn" else None, None)
     windows = _windows(reader, list(answers))
@@ -82,7 +88,7 @@ def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
     for answer, row in answers.items():
         parts = _parts(windows[answer], seen, row.rewards or [], gamma)[kept]
         tokens += [_token_columns(part, answer, row.length) for part in parts]
-        cuts += _cut_rows(parts, answer, row.length)
+        cuts += _cut_rows(parts, row, taken)
         found += bool(parts)
     columns = {
         name: np.concatenate([np.zeros(0), *(part[name] for part in tokens)]) for name in _TOKENS
@@ -97,7 +103,7 @@ def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
 
 
 def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], int]:
-    """The sampled rows (trajectory_id, length, sampled, rewards) by id, and the number of all."""
+    """The sampled answers' rows by id, and the number of all."""
     ended = (
         Window.run == reader.key,
         Window.final.is_(True),
@@ -114,7 +120,7 @@ def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], 
     # An order that has nothing to do with when an answer was begun, and does not change.
     order = (t.trajectory_id % 65536) * 40503 % 65536
     query = (
-        select(t.trajectory_id, t.length, t.sampled, t.rewards)
+        select(t.trajectory_id, t.length, t.sampled, t.rewards, t.rewarded_at)
         .join(Window, (Window.run == t.run) & (Window.trajectory_id == t.trajectory_id))
         .where(*ended, Window.update.in_(chosen))
         .order_by(order, t.trajectory_id)
@@ -255,15 +261,18 @@ def _token_columns(part: _WindowReturns, answer: int, length: int) -> dict[str, 
     }
 
 
-def _cut_rows(parts: Sequence[_WindowReturns], answer: int, length: int) -> list[tuple[Any, ...]]:
+def _cut_rows(
+    parts: Sequence[_WindowReturns], row: Any, taken: Mapping[tuple[int, int], float]
+) -> list[tuple[Any, ...]]:
+    """`row`: the answer's. `taken`: when batches were taken, where outcomes known by then count."""
     firsts = {part.window.index: float(part.figures.values[0]) for part in parts}
     return [
         (
-            *(answer, window.index, window.end, length, window.update, figures.lam),
+            *(row.trajectory_id, window.index, window.end, row.length, window.update, figures.lam),
             float(figures.values[-1]),
             firsts.get(window.index + 1, np.nan),
             after,
         )
         for window, figures, _, after in parts
-        if not window.final
+        if not (window.final or (taken and row.rewarded_at <= taken[_key(window)[:2]]))
     ]

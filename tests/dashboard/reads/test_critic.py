@@ -3,8 +3,10 @@
 import json
 import math
 import re
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +221,13 @@ def test_what_advantages_of_unfinished_windows_were_worth() -> None:
         in_loss=[True] * 5 + [False, True], advantage=[0.5, 1.5, -1.0, 1.0, 2.0, 50.0, -90.0],
         **{"return": [1.0, 1.0, 0.0, 0.0, 0.5, 0.0, 1.0]},
     )  # fmt: skip
-    found = critic.worth(tokens)  # means of windows: (1, 1), (0, 0), (2, .5)
+    cuts = cuts_of(trajectory_id=range(4))
+    found = critic.worth(tokens, cuts)  # means of windows: (1, 1), (0, 0), (2, .5)
     assert found.windows == 3
     assert found.correlation == pytest.approx(np.corrcoef([1, 0, 2], [1, 0, 0.5])[0, 1])
     flat = tokens.assign(**{"return": 1.0})
-    assert critic.worth(flat).correlation is None
+    assert critic.worth(flat, cuts).correlation is None
+    assert critic.worth(tokens, cuts[:2]).windows == 2
 
 
 def test_a_reward_halves_with_lambda() -> None:
@@ -329,6 +333,25 @@ def test_credit_that_ends_with_a_turn_is_known_in_last_windows_alone(tmp_path: P
     assert found.tokens["finished"].all()
     assert found.answers > 0
     assert found.cuts.empty
+
+
+def test_a_cut_behind_which_the_outcome_stood_is_no_guess(tmp_path: Path) -> None:
+    """With the boundary "outcome": its answer was scored when its batch was taken."""
+    run = write_run(tmp_path, updates=12, roll_back_after=None)
+    every = queries.critic_sample(run, 1, 12)
+    resolved = json.loads((run / "resolved.json").read_text())
+    resolved["algorithm"]["advantages"]["boundary"] = "outcome"
+    (run / "resolved.json").write_text(json.dumps(resolved))
+    found = queries.critic_sample(run, 1, 12)
+    with closing(sqlite3.connect(run / "headrace.sqlite")) as base:
+        scored = dict(base.execute("SELECT trajectory_id, rewarded_at FROM trajectories"))
+        taken = dict(base.execute('SELECT "update", taken_at FROM updates'))
+    places = zip(every.cuts["trajectory_id"], every.cuts["update"], strict=True)
+    is_guess = [scored[answer] > taken[update] for answer, update in places]
+    assert any(is_guess)
+    assert not all(is_guess)
+    pd.testing.assert_frame_equal(found.cuts, every.cuts[is_guess].reset_index(drop=True))
+    pd.testing.assert_frame_equal(found.tokens, every.tokens)
 
 
 def test_the_documented_snippet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
