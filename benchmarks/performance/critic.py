@@ -55,6 +55,7 @@ from learner.algorithms.segment_advantages import halves_of
 from learner.batching.batch import loss_counts
 from learner.batching.shards import merge_shards
 from learner.models.deepspeed_engine import join_ranks
+from learner.models.feature_network import FeatureEngine
 from learner.process.checkpoint import CRITIC, POLICY
 from learner.process.checkpointing import RankCheckpoints
 from learner.process.model_set import ModelSet
@@ -189,10 +190,12 @@ def values_of(
         config, checkpoint, rank=0, device=device, work=work,
         read_image=MediaStore(run_dir / MEDIA).read,
     )  # fmt: skip
+    engine, slots = models.engines[CRITIC], algorithm.value
+    # Trained weights come from its folder; optimizer states may be cut for several ranks.
     relay = RankRelay(rank=0, world=1)
     RankCheckpoints(
         run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work, tell=print
-    ).restore(checkpoint, models.engines)
+    ).restore(checkpoint, {CRITIC: engine} if isinstance(engine, FeatureEngine) else {})
     shard = Shard(
         sequences=[
             BatchSequence(
@@ -213,7 +216,6 @@ def values_of(
         ],
     )  # fmt: skip
     windows, finished = halves_of(algorithm, shard, version=0, device=device)
-    engine, slots = models.engines[CRITIC], algorithm.value
     assert slots is not None
     critic = critic_update_class(engine)(
         slots, engine, models.place, batch_of(1), finished,
