@@ -256,6 +256,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{run_dir.name} has no value model")
     if options.again:
         return _again(run_dir, config, options.again, as_json=options.json)
+    if config.environment is not None:
+        raise UserError(f"{run_dir.name} has an environment, without which answers are others")
     steps = sorted((run_dir / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
     chosen = [p for p in steps if options.step in (None, int(p.name[5:]))]
     if not chosen:

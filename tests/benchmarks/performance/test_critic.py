@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.performance import critic
 from benchmarks.performance.critic import ContinuedPrefix, HeldOutAnswer, figures
+from headrace.errors import UserError
 from tests.storage.samples import run_config
 
 
@@ -42,3 +44,14 @@ def test_the_line_of_a_comparison_has_the_benchmarks_name(
     critic._again(tmp_path, run_config(), [], as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found == {"name": "critic", "run": tmp_path.name, "again": {}}
+
+
+def test_answers_of_an_environment_are_not_sampled_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config().model_copy(update={"environment": "calculator"})
+    monkeypatch.setattr(critic, "find_run", lambda root, name: tmp_path)
+    monkeypatch.setattr(critic, "read_config", lambda run_dir: config)
+    monkeypatch.setattr(critic, "resolve", lambda config, machine: SimpleNamespace(config=config))
+    with pytest.raises(UserError, match="has an environment"):
+        critic.main(["run"])
