@@ -1,11 +1,12 @@
 """Chunks in: checked, made records, acknowledged once they are on disk.
 
-A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged again.
-Where a chunk comes too early its generator is asked for those before it, which a broken connection
-may have lost; if they do not come the lease is over. A chunk of a lease that was taken back or is
-another generator's, or one that skips a position, is refused (`message_checks.chunk_problem`) and
-counted: as moved where another generator got the trajectory while this one was silent, else as
-refused, which a healthy generator's never are. Only chunks that are taken count as progress.
+A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged again,
+but not while acknowledgements wait for a disk. Where a chunk comes too early its generator is asked
+for those before it, which a broken connection may have lost; if they do not come the lease is over.
+A chunk of a lease that was taken back or is another generator's, or one that skips a position, is
+refused (`message_checks.chunk_problem`) and counted: as moved where another generator got the
+trajectory while this one was silent, else as refused, which a healthy generator's never are. Only
+chunks that are taken count as progress.
 """
 
 import time
@@ -55,9 +56,12 @@ class ChunkIntake:
                     self._gaps.setdefault(chunk.lease_id, (sender, chunk, time.monotonic()))
                     continue
                 self._gaps.pop(chunk.lease_id, None)
-            acked.append((chunk.trajectory_id, chunk.chunk_index))
+            known = chunk.trajectory_id, chunk.chunk_index
             if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
+                # A full disk has all come again every few seconds: answers would fill the memory.
+                acked += [] if hub.recorder.waits_for else [known]
                 continue
+            acked.append(known)
             problem = chunk_problem(chunk, trajectory, lease, sender, self._limits, versions)
             if problem:
                 self._refuse(sender, chunk, problem)
@@ -72,7 +76,8 @@ class ChunkIntake:
             await hub.send(sender, Hold(leases=holds))
         if early:
             await hub.send(sender, Resend())
-        hub.send_after(sender, ChunkAck(acked=acked))
+        if acked:
+            hub.send_after(sender, ChunkAck(acked=acked))
         if touched:
             hub.progress("trajectories")
         return [trajectory for trajectory in touched.values() if trajectory.ended]

@@ -3,7 +3,7 @@ on, chunks that came too early are waited for, counters are what they were."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ import xxhash
 from coordinator.run import build
 from generators.engines.fake_engine import FakeEngine
 from generators.rollout.loop import GeneratorLoop
+from headrace.errors import StorageBlockedError
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import (
     Incident,
+    Record,
     Restarted,
     Snapshot,
     TokensLost,
@@ -194,6 +196,43 @@ async def test_a_chunk_that_comes_too_early_is_asked_for_and_not_refused(
         assert stage.hub.rejections.counts["chunk_rejected"] == 1
         assert stage.hub.leases.of(key) is None
         assert any(isinstance(s, m.Hold) for s in said)
+
+
+async def test_chunks_that_come_again_while_the_disk_takes_none_add_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generator sends what is not acknowledged again every few seconds: days of a full disk would
+    fill the memory with acknowledgements. Once the disk goes on, copies have theirs again."""
+    monkeypatch.setattr("coordinator.persistence.recorder.DISK_RETRY_S", 0.01)
+    full, said = False, list[m.Message]()
+    async with staged(endless(), tmp_path / "run") as stage:
+        key, recorder, append = await leased(stage), stage.hub.recorder, stage.store.append
+
+        def append_or_not(records: Sequence[Record]) -> None:
+            if full:
+                raise StorageBlockedError("room for 9 bytes in /run/journal")
+            append(records)
+
+        def send_after(_name: str, message: m.Message, **_how: bool) -> None:
+            said.append(message)
+
+        monkeypatch.setattr(stage.store, "append", append_or_not)
+        monkeypatch.setattr(stage.hub, "send_after", send_after)
+        await recorder.flush()
+        full, chunk = True, a_chunk(stage, key, 0)
+        await stage.say(GENERATOR, chunk)
+        acknowledged = m.ChunkAck(acked=[(key, 0)])
+        assert said.count(acknowledged) == 1
+        async with asyncio.timeout(60):
+            while not recorder.waits_for:
+                await asyncio.sleep(0.005)
+            for _ in range(9):
+                await stage.say(GENERATOR, chunk)
+            assert said.count(acknowledged) == 1
+            full = False
+            await recorder.flush()
+        await stage.say(GENERATOR, chunk)
+        assert said.count(acknowledged) == 2
 
 
 def hello(stage: Stage, *, pid: int = 1, leases: list[int] | None = None) -> m.Hello:
