@@ -11,7 +11,7 @@ are so a few hundred bytes for each trajectory, however long that is.
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -201,16 +201,23 @@ def restored(config: RunConfig, journal: RunStore) -> State:
             continue
         begin = offset + 1
         break
-    followed, said_at = 0, began
-    for followed, record in enumerate(journal.replay(begin), 1):
+    followed = 0
+    for followed, record in enumerate(_told(journal.replay(begin)), 1):
         state.apply(record)
-        if followed % 1024 == 0 and time.monotonic() - said_at > SAY_EVERY_S:
-            said_at = time.monotonic()
-            log.info("%d records of the journal are read", followed)
     origin = f"the snapshot at record {begin - 1} and " if begin else ""
     took = time.monotonic() - began
     log.info("the state is made of %s%d records, in %.1f s", origin, followed, took)
     return state
+
+
+def _told(records: Iterable[Record]) -> Iterator[Record]:
+    """The same records; while they are read, a message now and then."""
+    said_at = time.monotonic()
+    for number, record in enumerate(records, 1):
+        if time.monotonic() - said_at > SAY_EVERY_S:
+            said_at = time.monotonic()
+            log.info("%d records of the journal are read", number)
+        yield record
 
 
 def _state_of(config: RunConfig, snapshot: Snapshot, journal: RunStore, offset: int) -> State:
@@ -224,7 +231,7 @@ def _state_of(config: RunConfig, snapshot: Snapshot, journal: RunStore, offset: 
     state.milestones = snapshot.milestones
     state.account = account_of(
         values.account,
-        journal.replay(snapshot.milestones[0].record, offset, only=NEEDED),
+        _told(journal.replay(snapshot.milestones[0].record, offset, only=NEEDED)),
         has_value=config.algorithm.value is not None,
         has_environment=config.environment is not None,
     )

@@ -222,6 +222,22 @@ def test_a_state_that_is_too_large_gets_none(monkeypatch: pytest.MonkeyPatch) ->
     assert snapshot_of(world.state, 0) is None
 
 
+def test_a_restart_says_that_it_reads_the_tokens_of_a_snapshot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where updates take ten minutes that takes minutes, and a supervisor ends who says nothing."""
+    world = streaming_world(batch_windows=4, max_staleness=8)
+    train(world, 2)
+    snapshot = snapshot_of(world.state, len(world.records))
+    assert snapshot is not None
+    world.note(snapshot)
+    monkeypatch.setattr(module, "SAY_EVERY_S", -1.0)
+    with caplog.at_level(logging.INFO):
+        restored(world.config, cast(RunStore, Kept(world.records)))
+    assert "and 0 records, in" in caplog.text, "nothing follows the snapshot"
+    assert "records of the journal are read" in caplog.text
+
+
 # -- snapshots that cannot be used -----------------------------------------------------------------
 
 
