@@ -3,7 +3,7 @@
 In: a run's records from the first one on, its configuration, the number of an update. Out: the
 batch that the learner got for it, its record and its result. Promises: the code that folded the
 state and compiled the batch then does so again, so a difference is one of the records; of several
-updates of that number it is the one on the surviving line.
+updates of that number it is the one on the surviving line; no more is read than that takes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +20,7 @@ from headrace.protocol.messages.control import Batch
 from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
+    Forgotten,
     LineageBegan,
     Record,
     UpdateCommitted,
@@ -89,6 +90,8 @@ def past_batch(
                 found, out = PastBatch(**vars(out), commit=record), None
             case LineageBegan() if record.update < update:
                 found = out = None
+            case Forgotten() if found is not None and record.update >= update:
+                break  # No rollback undoes it any more, and most of a long journal follows.
         state.apply(record)
     if found is None:
         have = f"its last one is {state.committed}" if state.committed else "it has none"

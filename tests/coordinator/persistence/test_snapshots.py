@@ -17,6 +17,7 @@ from coordinator.persistence import snapshots as module
 from coordinator.persistence.snapshots import StateValues, restored, snapshot_of
 from coordinator.persistence.state import State
 from coordinator.run import build
+from coordinator.training.replayed_batch import past_batch
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.records.record_types import (
     AuditArrived,
@@ -236,6 +237,19 @@ def test_a_restart_says_that_it_reads_the_tokens_of_a_snapshot(
         restored(world.config, cast(RunStore, Kept(world.records)))
     assert "and 0 records, in" in caplog.text, "nothing follows the snapshot"
     assert "records of the journal are read" in caplog.text
+
+
+def test_a_replay_reads_no_further_than_a_rollback_could_undo_its_update() -> None:
+    world, read = streaming_world(batch_windows=4, max_staleness=8), list[Record]()
+    train(world, 6)
+
+    def records() -> Iterator[Record]:
+        for record in world.records:
+            read.append(record)
+            yield record
+
+    assert past_batch(records(), world.config, 2, {}).commit.update == 2
+    assert [record.update for record in read if isinstance(record, Forgotten)] == [0, 1, 2]
 
 
 # -- snapshots that cannot be used -----------------------------------------------------------------
