@@ -283,9 +283,9 @@ def root_option(run_dir: Path) -> str:
 def stored_figures(run_dir: Path) -> dict[str, Any]:
     """Return the store's figures of a run for the terminal; empty where there are none."""
     try:
-        from storage.queries import run_summary
+        from storage.queries import run_figures
 
-        return run_summary(run_dir)
+        return run_figures(run_dir)
     except UserError:
         return {}
 

@@ -110,6 +110,14 @@ def test_the_set_up_counts_for_the_first_run_alone(
     assert said == [True, False]
 
 
+def test_the_end_of_a_run_counts_no_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of millions that takes half a minute, and the line that says why it ended comes behind."""
+    monkeypatch.setattr("storage.queries.run_figures", lambda run_dir: {"ended": "8 updates"})
+    assert train.stored_figures(tmp_path) == {"ended": "8 updates"}
+
+
 def test_facts(make_config: Make) -> None:
     facts = StatusTexts(make_config("stop.updates=40"), status())
     assert facts.updates == "20/40"
