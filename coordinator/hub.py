@@ -202,7 +202,8 @@ class Hub:
         self.troubles.report(
             "no_snapshot",
             f"over {MOST:,} trajectories could still be rolled back to, too many for a snapshot: a "
-            f"restart reads the journal from record {since:,} on. Set checkpoint.every_updates",
+            f"restart reads the journal from record {since:,} on. Lower checkpoint.every_updates "
+            "or checkpoint.keep_last",
         )
 
     def settle_windows(self, trajectories: Iterable[Trajectory]) -> None:

@@ -89,7 +89,8 @@ class CheckpointConfig(StrictModel):
     last; until then the coordinator keeps what it would need in memory. None: only at the end."""
 
     keep_last: int = Field(default=2, ge=1)
-    """Number of checkpoints that stay on disk."""
+    """Number of checkpoints that stay on disk. All answers trained since the oldest of them stay in
+    the coordinator's memory: 8 bytes a token, and some kilobytes each."""
 
 
 class StorageConfig(StrictModel):
