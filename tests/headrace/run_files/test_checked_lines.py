@@ -36,3 +36,14 @@ def test_what_a_crash_tore_is_cut(tmp_path: Path) -> None:
     assert (list(whole_lines(path, damaged)), damaged) == (OBJECTS[:1], [])
     assert cut_torn(path) == len(whole)
     assert path.read_bytes() == whole
+
+
+def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
+    """A learner's file of a month has half a gigabyte."""
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b"".join(map(checked_line, OBJECTS[:2])))
+    lines = whole_lines(path)
+    assert next(lines) == OBJECTS[0]
+    with path.open("ab") as file:
+        file.write(checked_line(OBJECTS[2]))
+    assert list(lines) == OBJECTS[1:]
