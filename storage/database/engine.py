@@ -203,5 +203,7 @@ def _write_session(statement_timeout: str, connection: Any, _: Any) -> None:
 
 
 def _write_pragmas(connection: Any, _: Any) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    # The WAL grows for as long as an export or an audit reads, and would keep its size after it.
+    wal_kept = f"journal_size_limit={256 << 20}"
+    for pragma in ("journal_mode=WAL", wal_kept, "synchronous=NORMAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")

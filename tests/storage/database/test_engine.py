@@ -31,6 +31,7 @@ def test_migrations_make_the_models_on_sqlite(tmp_path: Path) -> None:
     with engine.connect() as connection:
         assert connection.execute(text("pragma journal_mode")).scalar() == "wal"
         assert connection.execute(text("pragma foreign_keys")).scalar() == 1
+        assert connection.execute(text("pragma journal_size_limit")).scalar() == 256 << 20
     engine.dispose()
 
 
