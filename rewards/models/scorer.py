@@ -3,8 +3,8 @@
 In: a folder that `headrace reward train` wrote. Out: `ScoreScorer` (one number for an answer),
 `PairScorer` (how likely one answer beats another) and `LineScorer` (one number for each line end).
 Promises: a model is asked in the form it was trained in; one forward pass a call, two for a pair;
-the same scores as transformers gives for the same folder. Imports nothing of the learner, unless
-the model sees images, so that reward workers and judges may load it.
+the same scores as transformers gives for the same folder, where it has a class with that head.
+Imports no engine of the learner, so that reward workers and judges may load it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from headrace.config.sections.model import ModelConfig
@@ -56,7 +51,6 @@ class _Scorer:
     """A model, its tokenizer and its card."""
 
     kind: str
-    auto: Any
     sees = True
     """True: it reads the images of prompts."""
 
@@ -107,15 +101,20 @@ class _Scorer:
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def _load(self, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+        from learner.models.loading import critic_class, policy_class
+
+        folder, is_scalar = str(self.folder), isinstance(self, _ScalarScorer)
         if self._images is None:
-            return self.auto.from_pretrained(
-                self.folder, use_safetensors=True, dtype=dtype, trust_remote_code=trust_remote_code
+            # Of the class that trained it: transformers may have none, or one with another head.
+            shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            kind = (critic_class if is_scalar else policy_class)(shape)
+            return kind.from_pretrained(
+                folder, use_safetensors=True, dtype=dtype, trust_remote_code=trust_remote_code
             )
         from learner.models.forward import PolicyNetwork, ValueNetwork
         from learner.models.images import ImageInputs, VisionTower
         from learner.models.loading import load_critic, load_policy, load_processor
 
-        folder, is_scalar = str(self.folder), isinstance(self, _ScalarScorer)
         models = ModelConfig(path=folder, critic_path=folder, trust_remote_code=trust_remote_code)
         load = load_critic if is_scalar else load_policy
         model = load(models, dtype=dtype, device=torch.device("cpu"))
@@ -149,8 +148,6 @@ class _Scorer:
 
 
 class _ScalarScorer(_Scorer):
-    auto = AutoModelForTokenClassification
-
     @torch.inference_mode()
     def _at(self, ids: Sequence[int], places: Sequence[int]) -> list[float]:
         """The head's numbers at some places of a sequence."""
@@ -212,7 +209,6 @@ class PairScorer(_Scorer):
     """Comparison of two answers, by a model trained with `pairwise`."""
 
     kind = "pairwise"
-    auto = AutoModelForCausalLM
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
         super().__init__(folder, **settings)

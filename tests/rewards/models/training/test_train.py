@@ -19,6 +19,7 @@ from rewards.models.packing import LossUnit, UnitRow, packs_of
 from rewards.models.scorer import LineScorer, PairScorer, ScoreScorer
 from rewards.models.training.train import batch_of
 from storage import queries
+from tests.learner.models.families import save_family
 from tests.rewards.models.conftest import Trained
 from tests.rewards.models.small import MODELS, Silence, run, small
 
@@ -126,6 +127,22 @@ def test_a_critic_may_start_from_a_line_model(lines: Trained) -> None:
     weight = critic.score.weight.detach()
     assert torch.equal(weight, kept["score.weight"])
     assert weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "olmo2"])
+def test_a_head_is_the_trained_one_whatever_transformers_has(family: str, tmp_path: Path) -> None:
+    """For GPT-NeoX it has a class with another head, which would be random; for OLMo 2 none."""
+    from headrace.config.sections.model import ModelConfig
+    from learner.models.loading import load_critic
+
+    models = ModelConfig(path=str(save_family(family, tmp_path / "policy")))
+    critic = load_critic(models, dtype=torch.float32, device=CPU)
+    torch.nn.init.normal_(critic.score.weight)
+    critic.save_pretrained(tmp_path / "scores")
+    scorer = ScoreScorer.__new__(ScoreScorer)
+    scorer.folder, scorer._images = tmp_path / "scores", None
+    found = scorer._load(dtype=torch.float32, trust_remote_code=False)
+    assert torch.equal(found.score.weight, critic.score.weight)
 
 
 def test_the_report_and_the_readers_agree(pairwise: Trained) -> None:
