@@ -18,13 +18,17 @@ from headrace.data.media import MediaError
 from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32, MediaRun
 
+IMAGE_FAMILIES = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+"""Families whose images were checked to be computed as by their own code."""
+
 
 def sees_images(path: str | Path) -> bool:
-    """Return whether the folder of a model says that it has a vision tower."""
+    """Return whether the folder of a model says that its family reads images here."""
     try:
-        return "vision_config" in json.loads((Path(path) / "config.json").read_text("utf-8"))
+        shape = json.loads((Path(path) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return False  # Whoever loads the model says what is wrong with the folder.
+    return "vision_config" in shape and shape.get("model_type") in IMAGE_FAMILIES
 
 
 def placeholder_ids(config: Any) -> list[int]:

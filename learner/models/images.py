@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from headrace.data.image_processor import grid_of
+from headrace.data.image_processor import IMAGE_FAMILIES, grid_of
 from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
@@ -26,8 +26,6 @@ from learner.device import ImageShapes
 Int64 = npt.NDArray[np.int64]
 PIXEL_BYTES, FEATURE_BYTES = 256 << 20, 512 << 20
 """Maximum bytes kept of prepared images, and of one model's embeddings."""
-CHECKED_FAMILIES = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
-"""Families whose images were checked to be computed as by their own code."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -130,9 +128,9 @@ class ImageInputs:
     def __init__(self, read: Callable[[str], bytes], processor: Any, model: Any) -> None:
         """`read` returns a file's bytes by digest; `processor` is the model folder's.
 
-        UserError for a family that is not in `CHECKED_FAMILIES`."""
+        UserError for a family that is not in `IMAGE_FAMILIES`."""
         shape = model.config
-        if shape.model_type not in CHECKED_FAMILIES:
+        if shape.model_type not in IMAGE_FAMILIES:
             raise UserError(f"{shape.model_type} models are not trained on images here")
         self._read, self._prepare = read, processor.image_processor
         base = model.base_model

@@ -210,7 +210,7 @@ def test_a_round_whose_images_were_being_stored_is_issued_to_its_end_after_a_res
     tmp_path: Path, shown: bool
 ) -> None:
     """Each group of it was recorded for itself, and the first ones may have no image."""
-    (tmp_path / "config.json").write_text('{"vision_config": {}}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl", "vision_config": {}}')
 
     class Seeing(World):
         def note(self, record: Record) -> None:

@@ -187,6 +187,8 @@ def test_what_stands_between_placeholders_of_one_image_collapses_with_them() -> 
 
 def test_a_folder_says_whether_it_sees(model: Model, tmp_path: Path) -> None:
     assert sees_images(model.folder)
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "vision_config": {}}')
+    assert not sees_images(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert not sees_images(tmp_path)
     assert not sees_images(tmp_path / "nowhere")

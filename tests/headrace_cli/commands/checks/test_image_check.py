@@ -15,8 +15,8 @@ from headrace_cli.commands.checks.preflight import check_data, image_problems
 from tasks.procedural.shapes import draw
 
 
-def config(recipe: Path, rows: list[list[Any]], *, sees: bool = True) -> RunConfig:
-    """A run over rows with these images each, in the recipe's folder."""
+def config(recipe: Path, rows: list[list[Any]], *, family: str | None = "qwen3_vl") -> RunConfig:
+    """A run over rows with these images each, in the recipe's folder. `family`: None: of text."""
     folder = recipe.parent
     records = [
         {"id": f"r{n}", "prompt": "<image>" * len(images) + "How many?", "answer": "1"}
@@ -25,7 +25,8 @@ def config(recipe: Path, rows: list[list[Any]], *, sees: bool = True) -> RunConf
     ]
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "config.json").write_text(json.dumps({"vision_config": {}} if sees else {}))
+    shape: dict[str, Any] = {"model_type": family, "vision_config": {}} if family else {}
+    (folder / "config.json").write_text(json.dumps(shape))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
     task = f'task={{kind="dataset",path="{path}",eval_fraction=0.01}}'
     return load_recipe(recipe, [task, f'model.path="{folder}"'])
@@ -65,8 +66,10 @@ def test_a_row_with_more_images_than_a_prompt_may_have_is_named(recipe: Path) ->
     assert image_problems(run) == ["row r1: 5 images, but task.max_images = 4"]
 
 
-def test_a_text_model_takes_no_images(recipe: Path) -> None:
-    run = config(recipe, [["gone.png"]] * 2, sees=False)
+@pytest.mark.parametrize("family", [None, "gemma3"])
+def test_a_model_that_reads_no_images_here_takes_none(recipe: Path, family: str | None) -> None:
+    """Gemma 3 has a vision tower, and the learner would leave it out."""
+    run = config(recipe, [["gone.png"]] * 2, family=family)
     assert image_problems(run) == []
     with pytest.raises(
         UserError, match=r"row r0: .* type 'image', and the policy reads text alone"
