@@ -38,12 +38,15 @@ from learner.models.images import tower_of
 from learner.models.lora import merged_state
 
 
+def has_tower(shape: Any) -> bool:
+    """Return whether a model of this shape has a vision tower, seen with here or not."""
+    return hasattr(shape, "vision_config") and type(shape) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
 def sees_images(shape: Any) -> bool:
     """Return whether a model of this shape is of a vision-language family."""
-    kind = type(shape)
-    is_text = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None) is not None
-    has_tower = hasattr(shape, "vision_config")
-    return has_tower and not is_text and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    is_text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None) is not None
+    return has_tower(shape) and not is_text
 
 
 def policy_class(shape: Any) -> Any:
@@ -107,10 +110,10 @@ def load_policy(
 
 
 def load_processor(config: ModelConfig) -> Any:
-    """Load a vision-language processor, or UserError; None for a model of text."""
+    """Load the processor of a model with a vision tower, or UserError; None without a tower."""
     path, trust = config.path, config.trust_remote_code
     try:
-        if not sees_images(AutoConfig.from_pretrained(path, trust_remote_code=trust)):
+        if not has_tower(AutoConfig.from_pretrained(path, trust_remote_code=trust)):
             return None
         return AutoProcessor.from_pretrained(path, trust_remote_code=trust)
     except (ImportError, OSError, ValueError, RuntimeError) as error:

@@ -99,7 +99,7 @@ class ModelSet:
             )
         self._processor = load_processor(config.model)
         self._images: ImageInputs | None = None
-        if self._processor is not None:
+        if sees_images(model.config):
             self._images = ImageInputs(read_image, self._processor, model)
         self._let_see(policy)
         self.tokenizer = AutoTokenizer.from_pretrained(

@@ -87,9 +87,9 @@ class RewardModel:
             if is_scalar
             else PolicyNetwork(self.pretrained, autocast=autocast)
         )
-        self._processor = self.images = None
+        self._processor = load_processor(config.model)
+        self.images = None
         if read_image is not None:
-            self._processor = load_processor(config.model)
             self.images = ImageInputs(read_image, self._processor, self.pretrained)
             in_step = config.engine.zero_stage == 3
             network.vision = VisionTower(self.pretrained, self.images, in_step=in_step)

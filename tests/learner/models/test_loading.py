@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from shutil import copytree
 
+import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoConfig, AutoProcessor, GenerationConfig
 
 from headrace.config.sections.model import ModelConfig
-from learner.models.loading import load_policy
+from learner.models.loading import load_policy, load_processor
 
 START = Path(__file__).resolve().parents[3] / "recipes" / "models" / "chain-sums-cold"
 
@@ -32,3 +33,14 @@ def test_a_temperature_without_sampling_does_not_prevent_a_checkpoint(tmp_path: 
 
 def test_a_greedy_policy_stays_greedy(tmp_path: Path) -> None:
     assert not saved_again(tmp_path, do_sample=False).do_sample
+
+
+@pytest.mark.parametrize(("family", "has_one"), [("gemma3", True), ("llama", False)])
+def test_a_processor_goes_with_every_vision_tower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, has_one: bool
+) -> None:
+    """Gemma 3 is trained on text alone, and vLLM does not open a checkpoint of it without."""
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda path, **_: path)
+    found = load_processor(ModelConfig(path=str(tmp_path)))
+    assert found == (str(tmp_path) if has_one else None)
