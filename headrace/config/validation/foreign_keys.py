@@ -15,6 +15,7 @@ class PeerKey(NamedTuple):
 
 
 _CLIPS = "algorithm.policy_loss.clip_ratio_low and algorithm.policy_loss.clip_ratio_high"
+_EPOCHS = "stop.updates (updates, not epochs)"
 _LAMBDAS = "algorithm.advantages.gae_lambda_policy and algorithm.value.gae_lambda_value"
 _RESPONSES = "schedule.batch_windows (in responses: prompts x schedule.num_generations)"
 PEER_KEYS: dict[str, PeerKey] = {
@@ -31,11 +32,13 @@ PEER_KEYS: dict[str, PeerKey] = {
     "entropy_coeff": PeerKey("verl", "algorithm.penalties.entropy_coef"),
     "eps_clip": PeerKey("OpenRLHF and slime", _CLIPS),
     "eps_clip_high": PeerKey("slime", "algorithm.policy_loss.clip_ratio_high"),
-    "epsilon": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_low"),
+    "epsilon": PeerKey("TRL", _CLIPS),
     "epsilon_high": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_high"),
     "eval_steps": PeerKey("TRL", "evaluation.every_updates"),
     "generate_max_len": PeerKey("OpenRLHF", "task.max_response_length"),
-    "gradient_accumulation_steps": PeerKey("TRL", "learner.micro_batch_tokens"),
+    "gradient_accumulation_steps": PeerKey(
+        "TRL", "no key (micro-batches follow from learner.micro_batch_tokens)"
+    ),
     "group_size": PeerKey("prime-rl", "schedule.num_generations"),
     "init_kl_coef": PeerKey("OpenRLHF", "algorithm.kl.coef (with algorithm.kl.where)"),
     "kl_coef": PeerKey("verl", 'algorithm.kl.coef with algorithm.kl.where = "reward"'),
@@ -64,8 +67,10 @@ PEER_KEYS: dict[str, PeerKey] = {
     "n_samples_per_prompt": PeerKey("OpenRLHF and slime", "schedule.num_generations"),
     "norm_adv_by_std_in_grpo": PeerKey("verl", "algorithm.advantages.scale"),
     "num_iterations": PeerKey("TRL", "learner.policy.epochs"),
-    "num_train_epochs": PeerKey("TRL", "stop.updates"),
-    "per_device_train_batch_size": PeerKey("TRL", "schedule.batch_windows"),
+    "num_train_epochs": PeerKey("TRL", _EPOCHS),
+    "per_device_train_batch_size": PeerKey(
+        "TRL", "schedule.batch_windows (in responses of all devices, accumulated ones too)"
+    ),
     "ppo_epochs": PeerKey("verl", "learner.policy.epochs"),
     "ppo_max_token_len_per_gpu": PeerKey("verl", "learner.micro_batch_tokens"),
     "ppo_micro_batch_size_per_gpu": PeerKey("verl", "learner.micro_batch_tokens"),
@@ -81,7 +86,7 @@ PEER_KEYS: dict[str, PeerKey] = {
     "scale_rewards": PeerKey("TRL", "algorithm.advantages.scale"),
     "seq_len": PeerKey("prime-rl", "task.max_prompt_length and task.max_response_length"),
     "test_freq": PeerKey("verl", "evaluation.every_updates"),
-    "total_epochs": PeerKey("verl", "stop.updates"),
+    "total_epochs": PeerKey("verl", _EPOCHS),
     "total_training_steps": PeerKey("verl", "stop.updates"),
     "train_batch_size": PeerKey("verl", _RESPONSES),
     "train_files": PeerKey("verl", "task.path"),

@@ -41,6 +41,8 @@ def test_translations_lead_to_keys_that_exist() -> None:
             first = peer.ours.split()[0]
             assert first in key_names(RunConfig), first
     assert translate("eval_steps") == "TRL's eval_steps is evaluation.every_updates here"
+    assert "updates, not epochs" in str(translate("total_epochs"))
+    assert "clip_ratio_high" in str(translate("epsilon")), "TRL's bounds both sides"
     assert translate("not_a_key_of_anybody") is None
 
 
