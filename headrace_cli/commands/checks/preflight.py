@@ -92,8 +92,8 @@ def check_judges(config: RunConfig, hardware: Hardware) -> None:
 
 
 def check_data(config: RunConfig) -> None:
-    """UserError where a row of the data cannot be read or is no prompt for the policy, where too
-    few are left to train on, and where chat messages meet a tokenizer without a chat template."""
+    """UserError where a row cannot be read, is no prompt for the policy or ends with an answer,
+    where too few are left to train on, or where chats meet a tokenizer without a template."""
     from tasks.datasets.source import build_source, every_row
     from tasks.rows import other_than_text
 
@@ -110,6 +110,12 @@ def check_data(config: RunConfig) -> None:
                 f"row {row.id}: its prompt has a part of type {part!r}, and the policy reads "
                 f"{reads} alone; take such rows out of the dataset"
             )
+    ends = (r for r in rows if isinstance(r.prompt, list) and r.prompt[-1]["role"] == "assistant")
+    if config.environment is None and (ended := next(ends, None)) is not None:
+        raise UserError(
+            f"row {ended.id}: its prompt ends with the assistant's message, which the policy would "
+            "read before it answers; leave that message out"
+        )
     chat = next((row for row in rows if not isinstance(row.prompt, str)), None)
     if chat is not None and mode == "never":
         raise UserError(

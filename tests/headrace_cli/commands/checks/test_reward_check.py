@@ -64,6 +64,16 @@ def test_a_dataset_that_holds_out_no_row_is_told(
     assert capsys.readouterr().err == ""
 
 
+def test_a_prompt_that_ends_with_an_answer_is_refused(recipe: Path) -> None:
+    """Rows of ShareGPT and open-instruct may: the policy would read what it is to write."""
+    data = recipe.parent / "rows.jsonl"
+    turns = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+    data.write_text(json.dumps({"conversations": turns, "answer": "2"}) + "\n")
+    config = load_recipe(recipe, [f'task={{kind="dataset",path="{data}",eval_fraction=1e-9}}'])
+    with pytest.raises(UserError, match=r"row rows.jsonl:1: its prompt ends with the assistant"):
+        check_data(config)
+
+
 def test_a_warm_up_on_more_prompts_than_there_are_is_refused(recipe: Path) -> None:
     """They would be asked again. Made prompts have no end, and an evaluation has no warm-up."""
     every = "task.eval_fraction=1e-9"
