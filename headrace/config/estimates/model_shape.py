@@ -104,10 +104,19 @@ def model_shape(folder: Path) -> ModelShape:
     return replace(shape, parameters=parameters, head=head)
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """A model's safetensors files. Mistral's folders hold all weights once more, `consolidated`."""
+    files, own = sorted(folder.glob("*.safetensors")), {"model.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        own = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return [file for file in files if file.name in own] or files
+
+
 def tensor_sizes(folder: Path) -> dict[str, int]:
     """Return the number of elements of each tensor, from the headers of a folder's safetensors."""
     header: dict[str, dict[str, list[int]]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header |= json.loads(stream.read(min(length, 64 * MIB)))

@@ -18,6 +18,8 @@ from headrace.errors import UserError, first_line
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 C = TypeVar("C", RunConfig, RewardModelConfig)
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+TWICE = ["consolidated*"]
+"""Weights that other files have, too: of Mistral's own format."""
 
 
 def named_model(name: str) -> str:
@@ -76,7 +78,9 @@ def _local(key: str, path: str, *, download: bool) -> str:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(path, allow_patterns=FILES, local_files_only=not download)
+        found = snapshot_download(
+            path, allow_patterns=FILES, ignore_patterns=TWICE, local_files_only=not download
+        )
         return found if download or _is_whole(Path(found)) else path
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         if not download:

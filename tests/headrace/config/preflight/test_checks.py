@@ -616,6 +616,18 @@ def test_parameters_are_reckoned_where_weights_are_not_there(tmp_path: Path) -> 
     assert model_shape(folder).parameters == 2 * (attention + feed_forward) + embeddings
 
 
+def test_weights_in_two_formats_count_once(tmp_path: Path) -> None:
+    """Mistral's folders hold them as `consolidated.safetensors`, too, under other names."""
+    folder, other = write_model(tmp_path / "m"), write_model(tmp_path / "n", tensor="wq.weight")
+    (other / "model.safetensors").rename(folder / "consolidated.safetensors")
+    assert model_shape(folder).parameters == 1000
+    part = "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(folder / part)
+    index = json.dumps({"weight_map": {"weight": part}})
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert model_shape(folder).parameters == 1000
+
+
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_norm.weight", "weight"])
 def test_norms_of_heads_are_seen_in_the_names_of_weights(tmp_path: Path, name: str) -> None:
     folder = write_model(tmp_path / "m", tensor=name)
