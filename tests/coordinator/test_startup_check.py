@@ -268,3 +268,44 @@ async def test_who_joins_late_and_fails_gets_no_lease_and_ends_nothing(tmp_path:
     assert [r.text for r in told if r.kind == "self_test_failed"] == [
         "self-test: generator-1 did not answer a prompt within 6 s (transport.self_test_s)"
     ]
+
+
+class Unlucky(WatchedGenerator):
+    """The first weights that it hears of are gone: their learner has just died."""
+
+    tried = False
+
+    async def answer(self, message: m.Message) -> None:
+        if isinstance(message, m.WeightNotice) and not self.tried:
+            self.tried, error = True, "no source of this version works"
+            await self.dealer.send(
+                m.WeightsLoaded(version=message.version, gap_s=0.0, load_s=0.0, error=error)
+            )
+            return
+        await super().answer(message)
+
+
+async def test_who_joins_late_and_finds_no_weights_is_tested_with_the_next(tmp_path: Path) -> None:
+    coordinator = CoordinatorProcess(tmp_path / "run-1", self_testing(stop={"updates": 10**6}))
+    address = coordinator.start()
+    learner = ScriptedLearner(address, "learner-0")
+    late = Unlucky(address, "generator-1", capacity=8)
+    late.given = []
+    peers: list[Any] = [
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+        learner,
+    ]
+    tasks = [asyncio.create_task(peer.run()) for peer in peers]
+    try:
+        await until(lambda: learner.update >= 2)
+        tasks.append(asyncio.create_task(late.run()))
+        await until(lambda: any(lease.lease_id < FIRST_ID for lease in late.given))
+    finally:
+        for task in tasks:
+            task.cancel()
+        coordinator.kill()
+        for peer in (*peers, late):
+            peer.dealer.close()
+    assert late.tried
+    assert failed_tests(coordinator.run_dir) == []
