@@ -19,6 +19,7 @@ from headrace.protocol.messages.control import Command, Hello, Status, StatusReq
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.run_folder import COORDINATOR_FILE
+from headrace_cli.launch.keys import link_of
 
 ANSWER_S = 5.0
 """Maximum seconds that a busy coordinator may take to answer."""
@@ -88,12 +89,9 @@ class Monitor:
 
 def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
     """Return what a run waits for, with the seconds since that moved; None without an answer."""
-    found = coordinator_of(run_dir)
-    if found is None:
-        return None
     try:
-        opened = Monitor(config, found[0])
-    except UserError:  # the run's keys are another user's
+        opened = Monitor(config, link_of(run_dir).address)
+    except UserError:  # none that this host reaches, or another user's keys
         return None
     with contextlib.closing(opened) as monitor:
         monitor.request_status()

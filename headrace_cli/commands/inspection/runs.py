@@ -17,7 +17,8 @@ from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
 from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, print_line
 from headrace_cli.launch.display.units import duration
-from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
+from headrace_cli.launch.keys import link_of
+from headrace_cli.launch.monitor import Monitor, waits_of
 from headrace_cli.launch.plan import MAX_PORT, dashboard_argv, page_port, role_environment
 
 
@@ -101,16 +102,15 @@ def stop(arguments: argparse.Namespace) -> int:
     run_dir = run_folder.find_run(_root(arguments), arguments.name)
     if run_folder.is_reward_model(run_dir):
         raise UserError(f"{run_dir.name} trains a reward model: Ctrl-C where it runs ends it")
-    found = coordinator_of(run_dir)
-    if not run_folder.is_running(run_dir) or found is None:
+    if not run_folder.is_running(run_dir):
         raise UserError(f"{run_dir.name} is not running on this machine")
-    config = run_folder.read_config(run_dir)
+    config, address = run_folder.read_config(run_dir), link_of(run_dir).address
     screen = PlainScreen(config, Console())
-    with contextlib.closing(Monitor(config, found[0])) as monitor:
+    with contextlib.closing(Monitor(config, address)) as monitor:
         monitor.request_status()
         if monitor.latest_status(timeout_s=10.0) is None:
             raise UserError(
-                f"the coordinator of {run_dir.name} does not answer at {found[0]}; its supervisor "
+                f"the coordinator of {run_dir.name} does not answer at {address}; its supervisor "
                 "ends the run at Ctrl-C"
             )
         moved_at = time.monotonic()

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from headrace.protocol.messages.control import Status
+from headrace.protocol.transport.sockets import Link
 from headrace.run_files import run_folder
 from headrace.run_files.run_folder import LIVE_STATE_FILE, RESOLVED, locked, make_run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.cli import main
 from headrace_cli.commands.inspection import runs
+from headrace_cli.launch import monitor
 from storage import queries
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import make_config, write_run
@@ -212,11 +214,43 @@ def test_the_coordinator_that_takes_over_is_asked_to_stop_too(
     run_dir = make_run_folder(make_config(tmp_path))
     monkeypatch.setattr(runs, "ASK_EVERY_S", 0.0)
     monkeypatch.setattr(runs, "Monitor", AnyCoordinator)
-    monkeypatch.setattr(runs, "coordinator_of", lambda folder: ("tcp://127.0.0.1:1", 1))
+    monkeypatch.setattr(runs, "link_of", lambda folder: Link("tcp://127.0.0.1:1"))
     monkeypatch.setattr(run_folder, "is_running", lambda folder: len(asked) < 2)
     assert main(["stop", str(run_dir)]) == 0
     assert asked == ["stop", "stop"]
     assert capsys.readouterr().out.endswith(f"{run_dir.name} has ended\n")
+
+
+def test_a_run_of_another_host_is_asked_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both hosts see its folder, and another run may have that port here."""
+    asked: list[str] = []
+
+    class NoAnswer:
+        """Monitor of a coordinator that does not answer."""
+
+        def __init__(self, _config: object, address: str) -> None:
+            asked.append(address)
+
+        def request_status(self) -> None:
+            pass
+
+        def latest_status(self, timeout_s: float = 0.0) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    run_dir = make_run_folder(make_config(tmp_path))
+    told = {"address": "tcp://0.0.0.0:7001", "host": "far-away", "pid": 1, "run_id": run_dir.name}
+    (run_dir / "coordinator.json").write_text(json.dumps(told))
+    for module in (runs, monitor):
+        monkeypatch.setattr(module, "Monitor", NoAnswer)
+    with locked(run_dir):
+        assert main(["stop", str(run_dir)]) == 2
+        assert monitor.waits_of(run_dir, run_folder.read_config(run_dir)) is None
+    assert asked == ["tcp://far-away:7001"] * 2
 
 
 def test_an_evaluation_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
