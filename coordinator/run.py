@@ -43,8 +43,9 @@ with lasting():
     from storage.database.engine import DatabaseAwayError
     from storage.run_store import START_BYTES, RunStore
 
-LAST_WRITER_S = 20.0
-"""Seconds that the last coordinator, whose supervisor was killed, may need to end."""
+LAST_WRITER_S = 90.0
+"""Seconds that the last coordinator, whose supervisor was killed, may need to end, and for which a
+server of NFS by default keeps the locks of a host that is gone."""
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from coordinator.run import build
+from coordinator.run import LAST_WRITER_S, build
 from generators.engines.fake_engine import FakeEngine
 from generators.rollout.loop import GeneratorLoop
 from headrace.errors import StorageBlockedError
@@ -28,6 +28,7 @@ from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link, sending_heartbeats
 from headrace.run_files.update_log import compare
+from headrace_cli.launch.supervisor import SupervisorDeadlines
 from storage.audit import audit_run
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner, ScriptedReward, until
 from tests.coordinator.stage import GENERATOR, Stage, endless, staged
@@ -317,3 +318,9 @@ def test_a_round_goes_on_with_its_leases() -> None:
     prepared = world.take()
     assert prepared is not None
     assert len(prepared.taken.windows) == 4
+
+
+def test_the_locks_of_a_host_that_is_gone_are_waited_for() -> None:
+    """NFS keeps them for 90 s. A coordinator that says nothing for longer than the supervisor waits
+    would end the run."""
+    assert 90.0 <= LAST_WRITER_S < SupervisorDeadlines().start_s
