@@ -11,6 +11,7 @@ policy.
 import asyncio
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,16 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
                 await _check(path, notice)
                 return path
             path.unlink()  # A machine that lost power may have kept less than was written.
+        # First, to have room. The newest complete ones stay, since others load them, or go back; on
+        # a small disk fewer.
+        complete = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+        broken = (file for file in folder.glob("*.part") if file != part)
+        for old in [*complete[:-KEPT_VERSIONS], *broken]:
+            old.unlink()
+        for old in complete[-KEPT_VERSIONS:-1]:
+            if shutil.disk_usage(folder).free >= notice.num_bytes:
+                break
+            old.unlink()
         with part.open("ab") as file:
             async for data in _pieces(dealer, notice, file.tell(), silence_s):
                 file.write(data)
@@ -120,14 +131,9 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
     except WeightsUnavailableError:
         part.unlink()
         raise
-    # The newest complete ones stay: others load them, or go back.
-    complete = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
     times = [file.stat().st_mtime + 1 for file in complete[-1:]]
     newest = max([time.time(), *times])  # The clock may have been set back since the last came.
     os.utime(part, (newest, newest))
-    broken = (file for file in folder.glob("*.part") if file != part)
-    for old in [*complete[:-KEPT_VERSIONS], *broken]:
-        old.unlink()
     return part.rename(path)
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,6 +138,30 @@ async def test_versions_from_before_the_clock_was_set_back_do_not_outlast_newer_
         notice = make_notice([server.router.address], server.data)
         paths.append(await fetch(notice, folder, name="generator-0"))
     assert set(folder.iterdir()) == set(paths)
+    task.cancel()
+    server.router.close()
+
+
+async def test_a_small_disk_keeps_fewer_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for two and a half: a transfer that filled the disk would fill it for good."""
+    server, folder, room = WeightServer(DATA), tmp_path / "weights", len(DATA) * 5 // 2
+    folder.mkdir()
+    (folder / "of-a-transfer-that-broke-off.part").write_bytes(DATA)
+
+    def usage(_folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=room - sum(file.stat().st_size for file in folder.iterdir()))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    task = asyncio.create_task(server.serve())
+    paths = []
+    for version in range(4):
+        server.data = DATA + bytes([version])
+        notice = make_notice([server.router.address], server.data)
+        paths.append(await fetch(notice, folder, name="generator-0"))
+        assert usage(folder).free >= 0
+    assert set(folder.iterdir()) == set(paths[-2:])
     task.cancel()
     server.router.close()
 
