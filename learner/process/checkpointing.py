@@ -137,7 +137,8 @@ class RankCheckpoints:
             shutil.copytree(shelf, folder / STATE, copy_function=_same_file)
 
         def await_all() -> None:
-            while not all((shelf / name).is_file() for name in wanted):
+            # Of a single name NFS may say for half a minute that it is not there; it lists anew.
+            while not set(wanted) <= set(os.listdir(shelf)):
                 time.sleep(_POLL_S)
 
         def write(tell: Tell, work: ProgressReporter | None = None) -> Path | None:
