@@ -33,8 +33,9 @@ LOOK_EVERY_S = 0.1
 CONNECT_S = 5.0
 
 
-def connect(address: str) -> Mapping[str, float]:
-    """Join a cluster, `auto` or HOST:PORT; return its resources. UserError: no Ray or cluster."""
+def connect(address: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Join a cluster, `auto` or HOST:PORT; return its resources, and those that nobody has now.
+    UserError: no Ray or cluster."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -53,13 +54,15 @@ def connect(address: str) -> Mapping[str, float]:
             f"no Ray cluster at {address!r} ({first_line(error)}); start one with `ray start "
             "--head` and name it by --address HOST:PORT"
         ) from error
-    return dict(ray.cluster_resources())
+    return dict(ray.cluster_resources()), dict(ray.available_resources())
 
 
 def check_room(
-    plan: Sequence[tuple[ProcessSpec, ResourceShare]], offered: Mapping[str, float]
+    plan: Sequence[tuple[ProcessSpec, ResourceShare]],
+    offered: Mapping[str, float],
+    free: Mapping[str, float],
 ) -> None:
-    """UserError where a cluster has too little for all processes together."""
+    """UserError where a cluster has too little for all processes together, or others have it."""
     for name, asked in (
         ("CPU", sum(share.cpus for _, share in plan)),
         ("GPU", sum(share.gpus for _, share in plan)),
@@ -68,6 +71,11 @@ def check_room(
             raise UserError(
                 f"the plan asks for {asked} {name}s, the cluster has {offered.get(name, 0):g}; "
                 "add nodes to it, or lower generator.count or learner.ranks"
+            )
+        if free.get(name, 0) < asked:
+            raise UserError(
+                f"the plan asks for {asked} {name}s, and {free.get(name, 0):g} of the cluster's "
+                f"{offered[name]:g} are free now; wait for what has the others, or end it"
             )
 
 

@@ -88,10 +88,10 @@ def _on_ray(arguments: argparse.Namespace) -> int:
     """Supervise the run from here; everything else is in actors of the cluster."""
     from headrace_cli.launch.ray_launcher import RayLauncher, check_room, connect
 
-    offered = connect(arguments.address)
+    offered, free = connect(arguments.address)
     gpus = offered.get("GPU", 0) > 0
     run_dir, config = _prepared(
-        arguments, gpus=gpus, find_room=lambda plan: check_room(plan, offered)
+        arguments, gpus=gpus, find_room=lambda plan: check_room(plan, offered, free)
     )
     plan = plan_hosts(config, run_dir, gpus=gpus)
     console = Console()

@@ -9,6 +9,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import interface_towards, own_address
 from headrace_cli.launch.hosts import HOST, ResourceShare, plan_hosts
+from headrace_cli.launch.ray_launcher import check_room
 
 Make = Callable[..., RunConfig]
 RUN = Path("/runs/r1")
@@ -66,3 +67,14 @@ def test_what_belongs_to_one_host_is_refused(make_config: Make, override: str, w
 def test_the_interface_towards_a_host() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
     assert interface_towards("127.0.0.1") == "lo"
+
+
+def test_a_cluster_of_ray_whose_cores_others_have_is_refused(make_config: Make) -> None:
+    """Its actors would wait, and the first one's silence would end the run."""
+    plan = plan_hosts(make_config("dashboard.enabled=false"), RUN, gpus=False)
+    cores = float(sum(share.cpus for _, share in plan))
+    check_room(plan, {"CPU": cores}, {"CPU": cores})
+    with pytest.raises(UserError, match="the cluster has 1; add nodes"):
+        check_room(plan, {"CPU": 1.0}, {"CPU": 1.0})
+    with pytest.raises(UserError, match="and 1 of the cluster's 99 are free now"):
+        check_room(plan, {"CPU": 99.0}, {"CPU": 1.0})
