@@ -23,6 +23,7 @@ from typing import Any
 from headrace.errors import UserError, first_line
 from headrace.host.hardware import free_port
 from headrace.host.process_reaper import signal_groups
+from headrace.host.shared_memory import remove_weights
 from headrace_cli.launch.hosts import HOST, ResourceShare
 from headrace_cli.launch.plan import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
 from headrace_cli.launch.process import ChildProcess, ProcessLauncher, fill_placeholders
@@ -245,6 +246,7 @@ class ProcessActor:
             self._launcher.start(child, values)
             while (code := self._launcher.reap(child)) is None:
                 time.sleep(LOOK_EVERY_S)
+        remove_weights(spec.log.parent.parent.name)  # a learner may have been killed
         return code
 
     def pid(self) -> int:

@@ -8,8 +8,10 @@ import pytest
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import interface_towards, own_address
+from headrace.host.shared_memory import FOLDER, weights_name
+from headrace_cli.launch import ray_launcher
 from headrace_cli.launch.hosts import HOST, ResourceShare, plan_hosts
-from headrace_cli.launch.ray_launcher import check_room
+from headrace_cli.launch.ray_launcher import ProcessActor, check_room
 
 Make = Callable[..., RunConfig]
 RUN = Path("/runs/r1")
@@ -78,3 +80,21 @@ def test_a_cluster_of_ray_whose_cores_others_have_is_refused(make_config: Make) 
         check_room(plan, {"CPU": 1.0}, {"CPU": 1.0})
     with pytest.raises(UserError, match="and 1 of the cluster's 99 are free now"):
         check_room(plan, {"CPU": 99.0}, {"CPU": 1.0})
+
+
+def test_what_a_learner_published_that_was_killed_goes_with_its_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the memory of that host, on which there is no supervisor."""
+    monkeypatch.setattr(ray_launcher, "_own_host", lambda: "127.0.0.1")
+    run_id = f"ray-{tmp_path.name}"
+    nobody = 2**22 + 1  # above the largest process id of Linux
+    published = FOLDER / weights_name(run_id, nobody)
+    published.mkdir()
+    log = tmp_path / run_id / "logs" / "learner-0.log"
+    try:
+        assert ProcessActor().run(["true"], {}, str(log), None) == 0
+        assert not published.exists()
+    finally:
+        if published.exists():
+            published.rmdir()
