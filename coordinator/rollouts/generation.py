@@ -153,13 +153,16 @@ class Generation:
         self._hub.recorder.write(loaded)
 
     def all_loaded(self) -> bool:
-        """Return whether there are generators, and all sample from the newest version."""
+        """Return whether there are generators, and all sample from the newest version.
+
+        One that has not passed its self-test gets no leases, and nobody waits for it."""
         generators, newest = self._hub.peers.generators, self._hub.state.versions.current
         behind = self._behind
         if behind and generators.get(behind.hello.name) is behind and behind.loaded != newest:
             return False  # Asked at every message: a thousand are not looked at each time.
-        self._behind = next((g for g in generators.values() if g.loaded != newest), None)
-        return bool(generators) and self._behind is None
+        tested = [generator for generator in generators.values() if generator.tested]
+        self._behind = next((g for g in tested if g.loaded != newest), None)
+        return bool(tested) and self._behind is None
 
     # -- leases -----------------------------------------------------------------------------------
 

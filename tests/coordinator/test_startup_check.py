@@ -309,3 +309,30 @@ async def test_who_joins_late_and_finds_no_weights_is_tested_with_the_next(tmp_p
             peer.dealer.close()
     assert late.tried
     assert failed_tests(coordinator.run_dir) == []
+
+
+async def test_evaluations_do_not_wait_for_who_joins_late_and_never_loads(tmp_path: Path) -> None:
+    evaluation = {"before": False, "after": False, "num_prompts": 16, "every_updates": 4}
+    config = self_testing(evaluation=evaluation, stop={"updates": 10**6})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    learner = ScriptedLearner(address, "learner-0")
+    late = Empty(address, "generator-1", capacity=8)
+    peers: list[Any] = [
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+        learner,
+    ]
+    tasks = [asyncio.create_task(peer.run()) for peer in peers]
+    try:
+        await until(lambda: learner.update >= 2)
+        tasks.append(asyncio.create_task(late.run()))
+        await until(lambda: any(isinstance(said, m.WeightNotice) for said in late.seen))
+        begun = learner.update
+        await until(lambda: learner.update >= begun + 8)
+    finally:
+        for task in tasks:
+            task.cancel()
+        coordinator.kill()
+        for peer in (*peers, late):
+            peer.dealer.close()
