@@ -101,8 +101,10 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     weights = 2.0 if learner.precision == "bfloat16" else 4.0
     # Beside bfloat16 weights, and beside those that ZeRO 1 or 2 cuts up, are some in float32.
     gradients, moments = 4.0, 12.0 if weights == 2.0 or stage in (1, 2) else 8.0
-    if on_host:  # There are gradients, as summed and as they are in a step; at ZeRO 1 here, too.
-        gradients, moments = 4.0 * (stage == 1), 20.0
+    if on_host:  # There are gradients, as summed and as they are in a step.
+        # ZeRO 1 sums them on the GPU; so does ZeRO 2 where weights are bfloat16.
+        on_device = stage == 1 or (stage == 2 and weights == 2.0)
+        gradients, moments = 4.0 * on_device, 20.0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
     held = weights * sum(model.parameters for model in frozen if model is not None)

@@ -516,6 +516,11 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     summed = made("learner.ranks=4", "learner.zero_stage=1", "learner.offload_optimizer=true")
     # DeepSpeed reduces them, and so takes them to the host, behind the last micro-batch alone.
     assert gpu_memory(summed, shape).parts["gradients"] == each["gradients"]
+    two = ("learner.ranks=4", "learner.zero_stage=2", "learner.offload_optimizer=true")
+    assert gpu_memory(made(*two, "learner.precision=float32"), shape).parts["gradients"] == 0
+    # A rank's share of gradients in bfloat16 is summed in float32 where they are computed.
+    narrow = made(*two, "learner.precision=bfloat16")
+    assert gpu_memory(narrow, shape).parts["gradients"] == each["gradients"] // 4
     on_host = host_memory(offloaded, shape, on_gpu=True).parts
     # Moments, weights, gradients as they are summed and as they are in a step, 4 bytes each.
     assert on_host["optimizers on the host"] == 20 * 2_000_000
