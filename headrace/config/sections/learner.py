@@ -140,7 +140,7 @@ class LearnerConfig(StrictModel):
     """Minimum time between publications; a newer version replaces a waiting one."""
 
     threads: int = Field(default=1, ge=1)
-    """Torch threads of a rank on a CPU."""
+    """Torch threads of a rank on a CPU, and of the step of an offloaded optimizer beside a GPU."""
 
     lockstep_threads: int | None = Field(default=None, ge=1)
     """The same in `synchronous` and `windowed` (generators are idle). None: the cores per rank."""
