@@ -69,8 +69,8 @@ def series_words(
     return f"Over {axis.replace('_', ' ')}. {'; '.join(parts)}"
 
 
-def metric_caption(names: Sequence[str]) -> str:
-    """Meaning and healthy range of a chart's metrics, in Markdown."""
+def metric_caption(names: Sequence[str], *, shaded: bool = True) -> str:
+    """Meaning and healthy range of a chart's metrics, in Markdown. `shaded`: it shows the band."""
     lines = []
     for name in names:
         info = info_of(name)
@@ -79,7 +79,8 @@ def metric_caption(names: Sequence[str]) -> str:
         label = f"**{metric_label(name)}**: " if len(names) > 1 else ""
         meaning = info.meaning if label else info.meaning[:1].upper() + info.meaning[1:]
         rule = rule_text(name)
-        watched = f" Shaded: the healthy band; an alert: {rule}." if rule else ""
+        said = "Shaded: the healthy band; an alert" if shaded else "An alert"
+        watched = f" {said}: {rule}." if rule else ""
         lines.append(f"{label}{meaning}{unit}.{healthy}{watched}")
     return "  \n".join(lines)
 

@@ -288,7 +288,7 @@ def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: C
             ]
             if said:
                 st.html(f'<div class="hr-soft">{"; ".join(said)}</div>')
-        st.caption(_CAPTIONS.get(metric) or metric_caption((metric,)))
+        st.caption(_CAPTIONS.get(metric) or metric_caption((metric,), shaded=False))
 
 
 def _accuracies(runs: dict[str, RunData], wanted: ChartChoice) -> None:

@@ -171,6 +171,9 @@ def test_seeds_are_one_line_with_a_switch(
     test = open_page(two_runs, FIRST, SECOND).run()
     assert not test.exception
     assert test.selectbox(key="against").options == ["scripted seeds 0, 1 (2 runs)"]
+    said = "".join(caption.value for caption in test.caption)
+    assert "An alert: under 0.02 for 20 updates" in said
+    assert "Shaded" not in said
     test.toggle(key="seeds").set_value(False).run()
     assert len(test.selectbox(key="against").options) == 2
 

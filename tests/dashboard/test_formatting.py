@@ -43,6 +43,8 @@ def test_a_caption_says_what_it_means_and_what_healthy_is() -> None:
     caption = metric_caption(["actor/entropy"])
     assert info.meaning[1:] in caption
     assert f"Healthy: {info.healthy}." in caption
+    assert "Shaded: the healthy band; an alert: under 0.02 for 20 updates." in caption
+    assert "not to 0. An alert: under 0.02" in metric_caption(["actor/entropy"], shaded=False)
 
 
 def test_learning_draws_what_only_some_runs_have() -> None:
