@@ -106,6 +106,7 @@ def fates(detail: TrajectoryDetail) -> list[str]:
     """Why each token was trained or was not, [T]."""
     t = detail.tokens
     windows = {int(w["index"]): w for w in detail.windows.to_dict("records")}
+    never = "" if detail.row["purpose"] == "train" else "never trained: it is of an evaluation"
     known: dict[tuple[Any, ...], str] = {}
     keys = list(
         zip(
@@ -119,7 +120,8 @@ def fates(detail: TrajectoryDetail) -> list[str]:
     )
     for key in set(keys):
         source, is_sampled, window, reason, weight = key
-        known[key] = _fate(SOURCES[source], is_sampled, windows.get(window), reason, weight)
+        told = _fate(SOURCES[source], is_sampled, windows.get(window), reason, weight)
+        known[key] = (never if is_sampled else "") or told
     return [known[key] for key in keys]
 
 

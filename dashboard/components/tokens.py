@@ -101,6 +101,8 @@ def unknown(detail: TrajectoryDetail, by: str) -> str:
     """Why no token has such a number."""
     if by == "entropy":
         return "not recorded for single tokens: its mean over each update is on Learning"
+    if detail.row["purpose"] != "train":
+        return "not known: no update trains the answers of an evaluation"
     if not (detail.tokens.trained_at_update >= 0).any():
         return "not known yet: no update has trained this response"
     if by == "return":

@@ -145,7 +145,7 @@ def table_of(size: int, **said: Any) -> TokenTable:
 def detail_of(table: TokenTable, windows: list[dict[str, Any]]) -> TrajectoryDetail:
     names = ["index", "start", "end", "state", "reason", "update", "version"]
     return TrajectoryDetail(
-        row={"trajectory_id": 5},
+        row={"trajectory_id": 5, "purpose": "train"},
         reward_parts={},
         rewards=[],
         prompt_ids=np.zeros(0, np.int32),
@@ -201,6 +201,16 @@ def test_each_token_says_why_it_was_trained_or_not(mixed: TrajectoryDetail) -> N
     assert said[9] == "not trained yet: its window is not complete"
 
 
+def test_tokens_of_an_evaluation_wait_for_no_window() -> None:
+    sources = [SOURCES.index(source) for source in ("policy", "tool")]
+    table = table_of(2, versions=[3, -1], sources=sources)
+    detail = detail_of(table, [])
+    asked = replace(detail, row=detail.row | {"purpose": "eval"})
+    assert fates(asked)[0] == "never trained: it is of an evaluation"
+    assert fates(asked)[1].startswith("not trained: it was inserted (tool)")
+    assert "no update trains the answers of an evaluation" in tokens.scale_html(asked, "value")
+
+
 def test_a_reply_is_read_behind_all_that_the_agent_sent(mixed: TrajectoryDetail) -> None:
     """The policy's own words begin no turn, whatever they look like."""
     said = {0: "<|im_start|>system\nno", 3: "<|im_start|>tool\n42", 5: "right"}
@@ -254,7 +264,7 @@ def test_what_is_not_recorded_is_said_to_be_so(mixed: TrajectoryDetail) -> None:
 
 def test_an_answer_as_json(mixed: TrajectoryDetail, trained: TrajectoryDetail) -> None:
     told = json.loads(answer_json(mixed))
-    assert told["trajectory"] == {"trajectory_id": 5}
+    assert told["trajectory"] == {"trajectory_id": 5, "purpose": "train"}
     first = told["tokens"][0]
     assert (first["position"], first["text"], first["weights"]) == (0, "[0]", 3)
     assert first["why"] == "trained in update 9"
