@@ -40,7 +40,8 @@ def render(run: RunData) -> None:
     """The page."""
     summary = run.summary()
     _headline(run, summary)
-    if run.line.status == "failed" and " in a row failed" in run.line.detail:
+    failed = run.line.detail if run.line.status == "failed" else ""
+    if " in a row failed" in failed and " episodes in a row failed" not in failed:
         _failed_scorings(run)
     _figures(summary)
     _alerts(run)

@@ -498,6 +498,20 @@ def test_a_failed_run_blames_no_reward_function_for_another_reason(
     assert "The reward function gave no score" not in html_of(test)
 
 
+def test_a_run_whose_episodes_failed_blames_no_reward_function(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, roll_back_after=None, end=False)
+    assert queries.reward_failures(run)
+    store, why = RunStore.open(run), "64 episodes in a row failed; the last: environment_crashed: x"
+    store.append([RunPhase(at=1_767_270_000.0, phase="failed", detail=why)])
+    store.close()
+    test = open_page("overview", run).run()
+    assert not test.exception
+    assert "episodes in a row failed" in test.error[0].value
+    assert "The reward function gave no score" not in html_of(test)
+
+
 def test_a_failed_run_names_each_function_of_its_reward(
     open_page: Callable[..., AppTest], tmp_path: Path
 ) -> None:
