@@ -101,13 +101,14 @@ def _failed_scorings(run: RunData) -> None:
     failed = {"answers": answers, "scores": worst.status, "sources": worst.source}
     every = answers_address(name, **failed)
     one = answers_address(name, **failed, trajectory=worst.trajectory_id)
+    said = "(no tokenizer)" if detail.text is None else detail.text or "(an empty answer)"
     with panels.framed("The reward function gave no score"):
         st.html(
             f"<p><b>{escape(scorer)}</b> {_ENDED.get(worst.status, worst.status)} on "
             f"{link_html(every, f'{count(worst.number)} answers')}. Of "
             f"{link_html(one, f'answer {worst.trajectory_id}')} it said:</p>"
             f'<pre class="hr-stack">{escape(detail.row["reward_error"] or "")}</pre>'
-            f"{prompt_html(detail.row['prompt'])}{prompt_html(detail.text or '(no tokenizer)')}"
+            f"{prompt_html(detail.row['prompt'])}{prompt_html(said)}"
         )
         st.caption(
             "Mend the function, and try it on answers without a run: `headrace reward try RECIPE "

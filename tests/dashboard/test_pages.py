@@ -512,6 +512,16 @@ def test_a_run_whose_episodes_failed_blames_no_reward_function(
     assert "The reward function gave no score" not in html_of(test)
 
 
+def test_an_empty_answer_that_gets_no_score_is_said_to_be_empty(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, updates=0, roll_back_after=None, end=False)
+    evaluate(run, {"d": [""]}, ends=False)
+    test = open_page("overview", run).run()
+    assert not test.exception
+    assert "(an empty answer)" in html_of(test)
+
+
 def test_a_failed_run_names_each_function_of_its_reward(
     open_page: Callable[..., AppTest], tmp_path: Path
 ) -> None:
