@@ -76,7 +76,7 @@ def _headline(run: RunData, summary: dict[str, Any]) -> None:
     if summary["ended"] and summary["status"] == "finished":
         facts.append(f"ended: {summary['ended']}")
     panels.headline(summary, facts)
-    found = progress(summary, run.config()["stop"])
+    found = progress(summary, run.config()["stop"]) if run.line.kind == "training" else None
     if found is not None:
         done = 1.0 if summary["status"] == "finished" else found[0]
         st.progress(done, text=found[1])

@@ -550,6 +550,16 @@ def test_tokens_of_a_dropped_window_say_why_where_they_stand(
     assert sum(text.startswith("not in the loss: stale") for text in said) >= row["lost"]
 
 
+@pytest.mark.parametrize("only", [True, False])
+def test_progress_towards_updates_is_of_a_run_that_trains(
+    open_page: Callable[..., AppTest], tmp_path: Path, only: bool
+) -> None:
+    run = write_run(tmp_path, updates=0, roll_back_after=None, end=False, evaluation={"only": only})
+    test = open_page("overview", run).run()
+    assert not test.exception
+    assert [bar.text for bar in test.progress] == ([] if only else ["update 0 of 24"])
+
+
 def test_a_live_run_shows_progress_and_heartbeats(
     open_page: Callable[..., AppTest], tmp_path: Path
 ) -> None:
