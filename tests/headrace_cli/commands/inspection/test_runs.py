@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.protocol.messages.control import Status
+from headrace.protocol.records.record_types import EvaluationDone
 from headrace.protocol.transport.sockets import Link
 from headrace.run_files import run_folder
 from headrace.run_files.run_folder import LIVE_STATE_FILE, RESOLVED, locked, make_run_folder
@@ -251,6 +252,23 @@ def test_a_run_of_another_host_is_asked_there(
         assert main(["stop", str(run_dir)]) == 2
         assert monitor.waits_of(run_dir, run_folder.read_config(run_dir)) is None
     assert asked == ["tcp://far-away:7001"] * 2
+
+
+def test_a_run_evaluated_in_between_alone_has_its_newest_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(tmp_path, evaluation={"before": False})
+    run_dir = make_run_folder(config)
+    store = RunStore.create(run_dir, run_dir.name, config)
+    during = EvaluationDone(
+        at=1.0, label="during", update=5, version=1, num_prompts=4, accuracy=0.75,
+        response_length=3.0, max_response_length=9, truncated=0.0, failed=0, seconds=1.0,
+        train_time_s=1.0,
+    )  # fmt: skip
+    store.append([during])
+    store.close()
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("  0.750")
 
 
 def test_an_evaluation_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
