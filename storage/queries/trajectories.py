@@ -84,8 +84,8 @@ def trajectory_page(
 
     `where`: the filter language; `filters`: equality by column (a list means any of); `search`: a
     text in prompt, answer or prompt id; `updates`: first and last one that trained its tokens;
-    `evaluation`: the number, from 1, of the one it answered; `newest`: of the matching training
-    trajectories, keep this many of those scored last."""
+    `evaluation`: the number, from 1, of the one it answered; `newest`: of the matching ones, keep
+    this many of those scored last."""
     reader = open_run(run_dir)
     check_column(sort, COLUMNS, "sort")
     tree = parse(where) if where else None
@@ -104,6 +104,11 @@ def trajectory_page(
         conditions += answers_of(reader, evaluation)
     if updates is not None:
         conditions.append(Trajectory.trajectory_id.in_(_trained_in(reader, updates)))
+    if newest is not None:
+        key, scored = Trajectory.trajectory_id, Trajectory.rewarded_at
+        last = joined(select(key), reader.key).where(*conditions)
+        last = last.order_by(scored.desc().nulls_last(), key).limit(newest)
+        conditions = [key.in_(last)]
     order = COLUMNS[sort].desc() if descending else COLUMNS[sort].asc()
     query = (
         _rows(reader)

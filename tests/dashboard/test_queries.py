@@ -197,6 +197,8 @@ def test_an_evaluation_has_its_own_answers_and_a_prompt_its_history(tmp_path: Pa
         [], [], [1, 2], [1, 3], [1, 1], [4], []
     ]  # fmt: skip
     assert answers(3, correct=False) == [3]
+    last = queries.trajectory_page(run, evaluation=3, filters={"purpose": "eval"}, newest=1)
+    assert (last.total, list(last.rows["length"])) == (1, [3])
     history = queries.prompt_history(run, "b")
     assert list(history["evaluation"]) == [2, 3, 4]
     assert list(history["reward"]) == [0, 0, 1]
