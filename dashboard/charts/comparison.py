@@ -53,7 +53,8 @@ def lines_of(members: Sequence[ComparedRun], *, bands: bool) -> list[ComparedLin
         same = same_but_seed(member.config) if bands else member.name
         groups.setdefault((member.recipe, same), []).append(member)
     found = list(groups.values())
-    labels = [_label(group) + (_told(group, found) if bands else "") for group in found]
+    told = _told(found) if bands else {}
+    labels = [_label(group) + told.get(group[0].name, "") for group in found]
     # Two lines never have one label: the run's whole name tells them apart.
     labels = [
         f"{label} {group[0].name}" if labels.count(label) > 1 else label
@@ -65,11 +66,17 @@ def lines_of(members: Sequence[ComparedRun], *, bands: bool) -> list[ComparedLin
     ]
 
 
-def _told(group: Sequence[ComparedRun], groups: Sequence[Sequence[ComparedRun]]) -> str:
-    """Its difference from other groups of its recipe."""
-    rivals = [other for other in groups if other[0].recipe == group[0].recipe]
-    words = distinctions([other[0].config for other in rivals])[rivals.index(group)]
-    return f", {words}" if words else ""
+def _told(groups: Sequence[Sequence[ComparedRun]]) -> dict[str, str]:
+    """The difference of each group from the others of its recipe, by its first run."""
+    recipes: dict[str, list[ComparedRun]] = {}
+    for first, *_ in groups:
+        recipes.setdefault(first.recipe, []).append(first)
+    return {
+        run.name: f", {words}"
+        for rivals in recipes.values()
+        for run, words in zip(rivals, distinctions([r.config for r in rivals]), strict=True)
+        if words
+    }
 
 
 def _label(group: Sequence[ComparedRun]) -> str:

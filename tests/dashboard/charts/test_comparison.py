@@ -137,6 +137,19 @@ def test_seeds_are_one_line_or_each_its_own() -> None:
     ]
 
 
+def test_configurations_of_a_recipe_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred runs a hundred are read at a click, and not ten thousand."""
+    asked: list[int] = []
+
+    def counted(configs: Any) -> list[str]:
+        asked.append(len(configs))
+        return distinctions(configs)
+
+    monkeypatch.setattr(comparison, "distinctions", counted)
+    assert len(lines_of(MEMBERS, bands=True)) == 3
+    assert asked == [2, 1]
+
+
 def test_two_lines_never_have_one_label() -> None:
     twins = [member("one-aaaa", 0), member("two-aaaa", 0)]
     labels = [line.label for line in lines_of(twins, bands=False)]
