@@ -207,7 +207,11 @@ def alert_filters(alert: RewardAlert, newest: int) -> dict[str, Any]:
 def _sources(run: RunData, rows: pd.DataFrame, found: Scorings, evaluation: int | None) -> None:
     with panels.framed("Sources"):
         queues = run.latest("rewards/") if is_live(run.line) else {}
-        table = source_table(rows, run.config()["reward"], found.seconds, queues)
+        config = run.config()
+        environment, reward = config.get("environment"), config["reward"]
+        if environment and not environment["scored"]:
+            reward = reward | {"kind": "environment"}  # It pays, and nobody else scores.
+        table = source_table(rows, reward, found.seconds, queues)
         panels.table(table, "Sources")
         for column, what in (("error", "last failure"), ("audit_error", "last failed audit")):
             known = rows.dropna(subset=[column])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from dashboard.views.dropped import reasons_html
-from headrace.protocol.records.record_types import Record, RunPhase, TrajectoryEnded
+from headrace.protocol.records.record_types import Record, RewardArrived, RunPhase, TrajectoryEnded
 from storage.queries import answers, episode_ends, lives
 from storage.run_store import RunStore
 from tests.dashboard.test_pages import TIMEOUT_S, html_of, page
@@ -72,6 +72,16 @@ def test_a_run_without_an_environment_says_so(tmp_path: Path) -> None:
     test = opened(run_of(tmp_path, *ENDS))
     assert not test.exception
     assert "no [environment]" in html_of(test) + " ".join(m.value for m in test.markdown)
+
+
+def test_an_environment_that_pays_is_the_kind_of_its_source(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *ENDS[:1], environment={"name": "guess"})
+    store = RunStore.open(run)
+    store.append([RewardArrived(at=53.0, trajectory_id=100, status="ok", reward=1.0, correct=True)])
+    store.close()
+    test = AppTest.from_function(page, args=("rewards", str(run)), default_timeout=TIMEOUT_S).run()
+    assert not test.exception
+    assert list(test.dataframe[0].value["kind"]) == ["environment"]
 
 
 def test_the_turns_of_an_environment_are_a_stage_of_an_answers_way(
