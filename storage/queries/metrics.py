@@ -70,17 +70,18 @@ def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd
     import pandas as pd
 
     reader = open_run(run_dir)
-    mine = (Update.run == reader.key, Update.abandoned.is_(False))
     query = (
-        select(Update.update, MetricArray.values)
+        select(Update.update)
+        .select_from(MetricArray)
         .join(Update, same_update(MetricArray))
-        .where(*mine, MetricArray.name == name)
+        .where(Update.run == reader.key, Update.abandoned.is_(False), MetricArray.name == name)
         .order_by(Update.update)
     )
     if points:
-        last = reader.value(select(func.max(Update.update)).where(*mine)) or 0
-        query = query.where(Update.update % -(-max(last, 1) // points) == 0)
-    rows = reader.rows(query)
+        known = [update for (update,) in reader.rows(query)]
+        step = -(-max(len(known), 1) // points)
+        query = query.where(MetricArray.update.in_(known[step - 1 :: step]))
+    rows = reader.rows(query.add_columns(MetricArray.values))
     bins = METRICS[name].bins
     return pd.DataFrame(
         [

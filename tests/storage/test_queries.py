@@ -116,6 +116,20 @@ def test_an_array_has_a_number_for_each_bin(run_dir: Path) -> None:
     assert "value/bias" not in queries.latest_metrics(run_dir)
 
 
+def test_arrays_that_few_updates_have_are_all_found(tmp_path: Path) -> None:
+    """As those of the value model, where only every fourth update has a value batch."""
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+    for update in range(1, 41):
+        batch = BatchTaken(
+            at=update, update=update, lineage=0, version=0, windows=[], value_trajectories=[]
+        )
+        metrics: dict[str, Any] = {"value/bias": [0.5] * 10} if update % 4 == 1 else {}
+        store.append([batch, commit(batch, at=update + 0.5, metrics=metrics)])
+    store.close()
+    found = queries.metric_arrays(tmp_path / "run", "value/bias", points=10)
+    assert found["update"].unique().tolist() == list(range(1, 41, 4))
+
+
 def test_numbers_that_are_not_finite_are_unknown(run_dir: Path) -> None:
     latest = queries.latest_metrics(run_dir)
     assert latest["critic/vf_loss"] is None
