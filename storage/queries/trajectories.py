@@ -23,7 +23,7 @@ from storage.journal.responses import EMPTY_RESPONSE, ResponseSelection, read_re
 from storage.journal.segment_index import SegmentIndex
 from storage.queries import trajectory_index
 from storage.queries.evaluations import answers_of
-from storage.text.detokenize import text_decoder
+from storage.text.detokenize import required_decoder, text_decoder
 from storage.text.token_table import SOURCES, TokenTable, token_table
 
 if TYPE_CHECKING:
@@ -170,15 +170,15 @@ def _trained_in(reader: RunReader, updates: tuple[int, int]) -> AnySelect:
 
 
 def search_responses(run_dir: Path, text: str, *, purpose: str) -> list[int]:
-    """Ids of the trajectories of this purpose whose response contains `text`, in order. None
-    without a tokenizer."""
-    reader, decoder = open_run(run_dir), text_decoder(run_dir)
+    """Ids of the trajectories of this purpose whose response contains `text`, in order. UserError:
+    there is no tokenizer."""
+    reader, decoder = open_run(run_dir), required_decoder(run_dir)
     t = Trajectory
     query = select(t.trajectory_id, t.first_offset, t.last_offset).where(
         t.run == reader.key, t.purpose == purpose, t.last_offset.is_not(None)
     )
     places = sorted(tuple(row) for row in reader.rows(query))
-    if decoder is None or not places:
+    if not places:
         return []
     ids, first_offsets, last_offsets = (np.array(column) for column in zip(*places, strict=True))
     responses = read_responses(

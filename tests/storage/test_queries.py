@@ -138,6 +138,11 @@ def test_numbers_that_are_not_finite_are_unknown(run_dir: Path) -> None:
     assert "actor/pg_loss" in queries.metric_names(run_dir)
 
 
+def test_a_search_in_responses_without_a_tokenizer_says_so(run_dir: Path) -> None:
+    with pytest.raises(UserError, match="has no tokenizer"):
+        queries.search_responses(run_dir, "1", purpose="train")
+
+
 def test_page_of_trajectories(run_dir: Path) -> None:
     page = queries.trajectory_page(run_dir, sort="length", limit=2)
     assert page.total == 5
