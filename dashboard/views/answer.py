@@ -255,9 +255,11 @@ def _images(run: RunData, detail: TrajectoryDetail) -> None:
 
 
 def _tokens(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | None) -> None:
-    size = len(detail.tokens.token_ids)
+    status, size = detail.row["status"], len(detail.tokens.token_ids)
     if not size:
-        panels.empty("Waits for the first token of this response.")
+        goes_on = status in ("issued", "running")
+        said = "Waits for the first token of this response."
+        panels.empty(said if goes_on else f"This response ended without a token ({status}).")
         return
     # Advantages where an update has trained the response.
     default = "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"

@@ -26,7 +26,12 @@ from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
-from headrace.protocol.records.record_types import Incident, MetricsSampled, RunPhase
+from headrace.protocol.records.record_types import (
+    Incident,
+    MetricsSampled,
+    RunPhase,
+    TrajectoryEnded,
+)
 from headrace.run_files.run_folder import locked
 from storage import queries
 from storage.audit import audit_run
@@ -340,6 +345,21 @@ def test_windows_that_lost_tokens_are_rows_of_a_table(tmp_path: Path) -> None:
     assert not test.exception
     masked = [json.loads(text) for text in test.dataframe[0].value["masked"]]
     assert masked == [[["boundary_mask", 6, 8, 2]], [["stale", 8, 11, 3]], []]
+
+
+def test_an_answer_that_ended_without_a_token_waits_for_none(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    run = samples.write_run(tmp_path / "run")
+    test = open_page("trajectories", run)
+    test.query_params["trajectory"] = "50"
+    assert "Waits for the first token" in html_of(test.run())
+    store = RunStore.open(run)
+    store.append([TrajectoryEnded(at=50.0, trajectory_id=50, status="aborted", length=0)])
+    store.close()
+    st.cache_data.clear()
+    assert "ended without a token (aborted)" in html_of(test.run())
+    assert not test.exception
 
 
 def test_siblings_are_one_click_away(open_page: Callable[..., AppTest]) -> None:
