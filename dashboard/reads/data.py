@@ -156,7 +156,7 @@ class RunData:
         return self.read(queries.metric_arrays, name, points=POINTS // 4, at=self.picture())
 
     def charted(self) -> list[str]:
-        """Described metrics with one number per update, by name."""
+        """Described metrics that are one number, but for those of processes, by name."""
         gauges = ("cpu/NAME", "gpu/NAME", "heartbeat/NAME", "memory/NAME")
         names = self.read(queries.metric_names, at=self.picture())
         patterns = {name: pattern_of(name) for name in names}

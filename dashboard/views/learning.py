@@ -53,7 +53,11 @@ def render(run: RunData) -> None:
         asked = _asked(run)
     if asked:
         title = next((title for title, names in CHARTS if asked in names), metric_label(asked))
-        panels.metric_card(run, title, (asked,), x, smoothing=smoothing)
+        # Some gauges, such as `schedule/held`, are sampled between updates alone.
+        samples = run.series((asked,)).empty
+        panels.metric_card(
+            run, title, (asked,), "wall" if samples else x, samples=samples, smoothing=smoothing
+        )
     card = partial(panels.metric_card, run, x=x, smoothing=smoothing)
     has_critic = run.config()["algorithm"]["value"] is not None
     shown = [chart for chart in CHARTS if has_critic or not chart[1][0].startswith("critic/")]

@@ -158,6 +158,18 @@ def test_an_alert_leads_to_its_chart(
     assert '"field": "top"' in charts[0].proto.spec  # the band
 
 
+def test_a_gauge_between_updates_is_drawn_over_time(
+    opened: Callable[[str, Path], AppTest], run_dir: Path
+) -> None:
+    test = opened("learning", run_dir)
+    test.query_params["chart"] = "schedule/live"
+    test.run()
+    assert not test.exception
+    charts = test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")
+    assert "wall-clock time" in charts[0].proto.spec
+    assert "without an update that has it" not in html_of(test)
+
+
 def test_an_overview_without_alerts_has_no_list(
     opened: Callable[[str, Path], AppTest], run_dir: Path
 ) -> None:
