@@ -12,7 +12,7 @@ import streamlit as st
 from dashboard.charts import scoring_charts
 from dashboard.charts.figures import scatter_chart, series_chart
 from dashboard.components import panels
-from dashboard.components.alert_list import WARNS
+from dashboard.components.alert_list import WARNS, event_html
 from dashboard.formatting import (
     answers_address,
     count,
@@ -25,7 +25,7 @@ from dashboard.formatting import (
 from dashboard.reads import scorings
 from dashboard.reads.data import POINTS, RunData, is_live
 from dashboard.reads.scorings import Scorings
-from headrace.errors import moment
+from headrace.errors import moment, visible
 from headrace.metrics.health_ranges import MIN_UPDATES_BACK
 from storage import queries
 from storage.queries import RewardAlert
@@ -171,7 +171,12 @@ def _scatter(run: RunData, evaluation: int | None) -> None:
 
 def _alerts(run: RunData) -> None:
     with panels.framed("Alerts"):
-        lines = [_alert(run, alert) for alert in run.read(queries.reward_alerts, MOST_ALERTS)]
+        alerts = run.read(queries.reward_alerts, MOST_ALERTS)
+        # That a judge stays away is known to the supervisor alone, and to none of the monitors.
+        found = run.fresh(queries.events, limit=MOST_ALERTS, kind=queries.ALERT).itertuples()
+        said = {visible(alert.text) for alert in alerts}
+        lines = [event_html(row) for row in found if row.text not in said]
+        lines += [_alert(run, alert) for alert in alerts]
         st.html("".join(lines) or _QUIET)
         st.caption(
             "A monitor that crosses its bound of `reward.alerts` says so once, and again only "

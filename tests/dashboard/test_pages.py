@@ -32,6 +32,7 @@ from headrace.protocol.records.record_types import (
     RunPhase,
     TrajectoryEnded,
 )
+from headrace.run_files.checked_lines import checked_line
 from headrace.run_files.run_folder import locked
 from storage import queries
 from storage.audit import audit_run
@@ -665,6 +666,18 @@ def test_an_alert_of_the_first_evaluation_leads_to_its_answers(
     (address,) = re.findall('href="([^"]*)">default: no answer of 4', html)
     asked = dict(parse_qsl(urlsplit(unescape(address)).query))
     assert asked == {"run": run.name, "answers": "evaluation 1", "sources": "default"}
+
+
+def test_a_judge_that_stays_away_is_an_alert_of_the_rewards(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, updates=1, roll_back_after=None, end=False)
+    away = {"at": 1_767_268_900.0, "event": "gave_up", "name": "judge-fair", "detail": "killed"}
+    (run / "supervisor.jsonl").write_bytes(checked_line(away))
+    test = open_page("rewards", run).run()
+    assert not test.exception
+    assert "judge-fair gave_up: killed" in html_of(test)
+    assert "The monitors are quiet." not in html_of(test)
 
 
 def test_a_run_with_one_source_has_its_page_too(
