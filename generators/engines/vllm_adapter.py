@@ -54,15 +54,18 @@ class VllmAdapter:
         room = min(rank for rank in get_args(MaxLoRARanks) if rank >= self._adapter.rank)
         return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
 
-    def request(self, path: Path | None = None) -> Any:
-        """Return vLLM's name of the loaded version; with a `path`, one that loads that file."""
+    def offer(self, path: Path) -> tuple[str, int, str]:
+        """Put a version into the folder; return name, number and folder for the workers' load."""
+        link = Path(self._folder.name) / "adapter_model.safetensors"
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.resolve())
+        return NAME, ID, self._folder.name
+
+    def request(self) -> Any:
+        """Return vLLM's name of the loaded version."""
         from vllm.lora.request import LoRARequest
 
-        if path is not None:
-            link = Path(self._folder.name) / "adapter_model.safetensors"
-            link.unlink(missing_ok=True)
-            link.symlink_to(path.resolve())
-        return LoRARequest(NAME, ID, self._folder.name, load_inplace=path is not None)
+        return LoRARequest(NAME, ID, self._folder.name)
 
     def close(self) -> None:
         """Remove the folder."""

@@ -511,12 +511,10 @@ class VllmEngine:
                 size = self._settings.tensor_parallel_size + 1
                 tensors = msgspec.to_builtins(attempt.tensors)
                 call = ("headrace_receive", attempt.rendezvous, size, tensors)
-            failures = [""]
             try:
                 if self._adapter is not None and isinstance(attempt, Path):
-                    await self._engine.add_lora(self._adapter.request(attempt))
-                else:
-                    failures = await self._engine.collective_rpc("headrace_try", args=call)
+                    call = ("headrace_adapt", *self._adapter.offer(attempt))
+                failures = await self._engine.collective_rpc("headrace_try", args=call)
             except Exception as error:  # any failure of the engine arrives as a bare Exception
                 failures = [repr(error)]
             if failure := max(failures):

@@ -129,6 +129,12 @@ class WeightLoader:
             names = file.keys()
             self.headrace_replace((name, file.get_tensor(name)) for name in names)
 
+    def headrace_adapt(self: Any, name: str, number: int, folder: str) -> None:
+        """Replace the adapter of this name and number by the one in a folder."""
+        from vllm.lora.request import LoRARequest
+
+        self.add_lora(LoRARequest(name, number, folder, load_inplace=True))
+
     def headrace_receive(
         self: Any, rendezvous: str, size: int, tensors: Sequence[tuple[str, str, list[int]]]
     ) -> None:

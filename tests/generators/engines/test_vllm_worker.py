@@ -13,6 +13,9 @@ from generators.engine import WeightsBrokenError
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
 from generators.engines.vllm_worker import WeightLoader
 from generators.engines.weights import WeightLayout
+from headrace.config.sections.learner import AdapterConfig
+
+WEIGHT = "model.layers.0.q_proj.lora_A.weight"
 
 
 class Worker(WeightLoader):
@@ -25,6 +28,9 @@ class Worker(WeightLoader):
         self.loaded = dict(tensors)
         if self.breaks:
             raise RuntimeError(self.breaks)
+
+    def headrace_adapt(self, name: str, number: int, folder: str) -> None:
+        self.headrace_replace({})
 
 
 class Core:
@@ -67,14 +73,16 @@ class Core:
         return found
 
 
+@pytest.mark.parametrize("adapter", [None, AdapterConfig(publish="adapter")])
 @pytest.mark.parametrize("breaks", [("a", "b"), ("", "b"), ("a", "")])
 async def test_a_load_that_failed_leaves_no_answer_to_the_next(
-    breaks: tuple[str, ...], tmp_path: Path
+    breaks: tuple[str, ...], adapter: AdapterConfig | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "v1.safetensors"
-    save_file({"w": torch.ones(2)}, path)
+    save_file({WEIGHT: torch.ones(2)}, path)
     engine = VllmEngine(
-        VllmSettings("m", 32, (), tensor_parallel_size=2), WeightLayout({"w": (2,)})
+        VllmSettings("m", 32, (), tensor_parallel_size=2, adapter=adapter),
+        WeightLayout({WEIGHT: (2,)}),
     )
     core: Any = Core(*breaks)
     engine._engine = core
@@ -88,3 +96,5 @@ async def test_a_load_that_failed_leaves_no_answer_to_the_next(
     with pytest.raises(WeightsBrokenError):
         await engine.load_weights(path, 2)
     assert engine.version == 1
+    engine._engine = None
+    await engine.stop()
