@@ -7,6 +7,7 @@ every call raises RuntimeError within `TIMEOUT`, and the process goes on.
 
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -49,9 +50,26 @@ class WeightGroup:
             self._group: Any = torch.distributed.ProcessGroupNCCL(store, rank, size, options)
             del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
             self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._connect()
         else:
             self._group = torch.distributed.ProcessGroupGloo(store, rank, size, TIMEOUT)
             self._stream = None
+
+    def _connect(self) -> None:
+        """Send a byte now: NCCL connects in its first call, and waits there without end for a rank
+        that failed before its own, or that the network does not reach."""
+        connected = threading.Event()
+
+        def connect() -> None:
+            torch.cuda.set_stream(self._stream)
+            self.receive(torch.uint8, [1])
+            connected.set()
+
+        thread = threading.Thread(target=connect, name="NCCL", daemon=True)
+        thread.start()
+        thread.join(TIMEOUT.total_seconds())
+        if not connected.is_set():
+            raise RuntimeError("NCCL does not connect the ranks of a weight group")
 
     def send(self, tensor: Tensor) -> None:
         """Send a contiguous tensor to all other ranks, beside what else the device computes."""

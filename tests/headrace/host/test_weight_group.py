@@ -1,6 +1,7 @@
 """Groups of NCCL need more than those of gloo, which engines and the publisher try."""
 
 import os
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(BLOCKING_WAIT, raising=False)
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(WeightGroup, "receive", lambda *_: None)
 
 
 def test_no_group_begins_before_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +45,13 @@ def test_no_watchdog_looks_at_a_group_and_others_keep_theirs() -> None:
     group = WeightGroup(open_rendezvous("127.0.0.1"), 0, 1, GPU)
     assert (group._group.waits, group._group.timeout) == ("1", weight_group.TIMEOUT)
     assert BLOCKING_WAIT not in os.environ
+
+
+def test_ranks_that_nccl_does_not_connect_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker had no memory for its first tensor, say: NCCL would wait for it in the learner's
+    first call, which no timeout ends."""
+    store = open_rendezvous("127.0.0.1")
+    monkeypatch.setattr(weight_group, "TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(WeightGroup, "receive", lambda *_: time.sleep(5))
+    with pytest.raises(RuntimeError, match="NCCL"):
+        WeightGroup(store, 0, 1, GPU)
