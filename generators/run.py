@@ -24,7 +24,7 @@ from generators.engines.fake_engine import FakeEngine
 from generators.engines.vllm_adapter import adapter_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings, cache_folder
 from generators.rollout.cpu_affinity import FrontCores
-from generators.rollout.loop import GeneratorLoop
+from generators.rollout.loop import GeneratorLoop, Receive
 from headrace.config.device_defaults import (
     ALONE,
     GPU_MEMORY_SHARE,
@@ -180,6 +180,12 @@ def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Fro
     return FrontCores(cpus, evaluation_cpus or ())
 
 
+def receiver(engine: Engine, company: GpuSharing) -> Receive | None:
+    """Return the loading of broadcasts; None where there is none, or beside the learner on a GPU,
+    which NCCL refuses twice in a group."""
+    return engine.receive_weights if isinstance(engine, VllmEngine) and not company.ranks else None
+
+
 async def greet(dealer: Dealer, hello: Hello) -> Welcome:
     """Say Hello until the coordinator answers; UserError where it takes in none."""
     for _ in range(int(_FIRST_ANSWER_S / _GREETING_S)):
@@ -231,7 +237,7 @@ async def generate(
                 ),
                 chunk_tokens=config.chunk_tokens,
                 weights_folder=cache_folder() / "weights",
-                receive=engine.receive_weights if isinstance(engine, VllmEngine) else None,
+                receive=receiver(engine, company),
                 curve_keys=link.curve_keys,
                 host=link.address.removeprefix("tcp://").rpartition(":")[0],
                 heartbeat_s=transport.heartbeat_s,

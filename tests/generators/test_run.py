@@ -15,7 +15,10 @@ import psutil
 import pytest
 import xxhash
 
-from generators.run import build_engine
+from generators.engines.vllm_engine import VllmEngine, VllmSettings
+from generators.engines.weights import WeightLayout
+from generators.run import build_engine, receiver
+from headrace.config.device_defaults import ALONE, GpuSharing
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host import stack_dumps
@@ -252,3 +255,10 @@ def test_a_host_without_the_folder_of_images_is_refused(tmp_path: Path) -> None:
     config = config.model_copy(update={"task": task})
     with pytest.raises(UserError, match=r"reads images, .*elsewhere, and this host does not see"):
         build_engine(config, tmp_path / "elsewhere")
+
+
+def test_beside_the_learner_on_a_gpu_weights_come_by_file() -> None:
+    """NCCL refuses two ranks on one GPU, and of two workers the other one would wait for them."""
+    engine = VllmEngine(VllmSettings("m", 32, ()), WeightLayout({"w": (2,)}))
+    assert receiver(engine, GpuSharing(ranks=1, generators=1)) is None
+    assert receiver(engine, ALONE) == engine.receive_weights
