@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import AsyncFileLock
+from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from headrace.config.estimates.memory import KEPT_VERSIONS
@@ -44,6 +45,13 @@ class WeightsUnavailableError(Exception):
     """No source has the announced weights."""
 
 
+def seen_from(notice: WeightNotice, host: str) -> WeightNotice:
+    """Return a notice whose sources are those that this process reaches. `host`: the coordinator's;
+    a learner that reaches it by loopback is there."""
+    sources = [source.replace("//127.0.0.1:", f"//{host}:") for source in notice.sources]
+    return replace(notice, sources=sources)
+
+
 async def _check(path: Path, notice: WeightNotice) -> None:
     size = path.stat().st_size
     if size != notice.num_bytes:
@@ -58,15 +66,13 @@ async def fetch(
     *,
     name: str,
     curve_keys: str | None = None,
-    host: str = "127.0.0.1",
     silence_s: float = 10.0,
 ) -> Path:
     """Return a local file of announced weights; WeightsUnavailableError without one.
 
-    `name` is the identity towards the learner, `silence_s` the maximum time of one piece, `host`
-    that of the coordinator: a learner that reaches it by loopback is there."""
+    `name` is the identity towards the learner, `silence_s` the maximum time of one piece."""
     failures = []
-    for source in (text.replace("//127.0.0.1:", f"//{host}:") for text in notice.sources):
+    for source in notice.sources:
         try:
             if source.startswith("file:"):
                 path = Path(source.removeprefix("file:").removeprefix("//"))
@@ -100,6 +106,9 @@ async def request_broadcast(
             reply = await dealer.receive_within(_LOOK_S)
     if not isinstance(reply, BroadcastReply) or reply.version != request.version:
         raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
+    # The learner names its host as in its sources.
+    host = link.address.removeprefix("tcp://").rpartition(":")[0]
+    reply = replace(reply, rendezvous=reply.rendezvous.replace("127.0.0.1:", f"{host}:"))
     return reply if reply.tensors else None
 
 

@@ -31,7 +31,7 @@ from generators.engine import (
     WeightsBrokenError,
     WeightsRefusedError,
 )
-from generators.engines.weights import Overtaken, WeightsUnavailableError, fetch
+from generators.engines.weights import Overtaken, WeightsUnavailableError, fetch, seen_from
 from generators.rollout.chunking import ChunkCutter
 from generators.rollout.cpu_affinity import FrontCores, WorkTime
 from generators.rollout.outbox import Outbox
@@ -161,7 +161,7 @@ class GeneratorLoop:
                         await self._engine.abort(str(lease_id))
                 case m.WeightNotice():
                     if self._notice is None or message.version >= self._notice.version:
-                        self._notice = message
+                        self._notice = seen_from(message, self._host)
                         self._noticed.set()
                 case m.AskHello():
                     if not self._outbox.paused:
@@ -269,7 +269,7 @@ class GeneratorLoop:
                 if report is None:
                     if overtaken():
                         break
-                    path = await fetch(notice, folder, name=name, curve_keys=keys, host=self._host)
+                    path = await fetch(notice, folder, name=name, curve_keys=keys)
                     report = await self._engine.load_weights(path, notice.version)
             except (WeightsUnavailableError, WeightsRefusedError, WeightsBrokenError) as error:
                 cause = str(error)

@@ -167,6 +167,9 @@ class _WeightServer(threading.Thread):
     ) -> None:
         super().__init__(name="weights", daemon=True)
         self._folder, self._host, self._device = folder, host, broadcasts
+        # Beside the coordinator this host has no name that others know it by.
+        unnamed = is_loopback(host) and not is_loopback(transport.host)
+        self._listens_on = "0.0.0.0" if unnamed else host
         self._piece = min(PIECE_BYTES, transport.max_bytes // 2)
         self._groups: dict[str, WeightGroup] = {}
         self._reading = threading.Lock()
@@ -212,7 +215,7 @@ class _WeightServer(threading.Thread):
         group = self._groups.pop(name, None) if request.joined else None
         try:
             if group is None:
-                store = open_rendezvous(self._host)
+                store = open_rendezvous(self._listens_on)
                 reply = replace(reply, rendezvous=f"{self._host}:{store.port}")
             if not router.send(name, reply):
                 return

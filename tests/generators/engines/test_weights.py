@@ -13,7 +13,13 @@ import xxhash
 from safetensors.torch import save_file
 
 from generators.engines.model_files import end_token_ids, read_config, weight_layout
-from generators.engines.weights import WeightLayout, WeightsUnavailableError, fetch, read_shapes
+from generators.engines.weights import (
+    WeightLayout,
+    WeightsUnavailableError,
+    fetch,
+    read_shapes,
+    seen_from,
+)
 from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.errors import UserError
 from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
@@ -62,7 +68,7 @@ async def fetch_from(
 ) -> Path:
     task = asyncio.create_task(server.serve())
     try:
-        return await fetch(notice, folder, name="generator-0", host=host, silence_s=0.5)
+        return await fetch(seen_from(notice, host), folder, name="generator-0", silence_s=0.5)
     finally:
         task.cancel()
         server.router.close()

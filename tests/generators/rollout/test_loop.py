@@ -22,7 +22,9 @@ from generators.run import pin
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import (
     AskHello,
+    BroadcastReply,
     BroadcastRequest,
+    BroadcastTensor,
     ChunkAck,
     FireSampling,
     GeneratorReport,
@@ -409,6 +411,36 @@ async def test_nobody_waits_for_a_broadcast_that_was_overtaken(
     answers = scene.coordinator.got(WeightsLoaded)
     assert [(a.version, a.error) for a in answers if isinstance(a, WeightsLoaded)] == [(1, None)]
     dead.close()
+
+
+async def test_a_broadcast_comes_from_the_coordinator_s_host(scenes: Callable[..., Scene]) -> None:
+    """A learner there reaches it by loopback, and so names its host in all that it says."""
+    learner, found = Router("127.0.0.2", 0, max_bytes=1 << 20), list[str]()
+
+    async def answer() -> None:
+        name, _ = await learner.receive()
+        tensors = [BroadcastTensor("w", "float32", [2])]
+        reply = BroadcastReply(version=0, tensors=tensors, rendezvous="127.0.0.1:7")
+        await learner.send(name, reply)
+
+    async def receive(
+        notice: WeightNotice, name: str, _keys: str | None, overtaken: Callable[[], bool]
+    ) -> None:
+        link = Link(notice.sources[1].replace("gloo:", "tcp:"))
+        request = BroadcastRequest(version=0, joined=False, workers=1)
+        reply = await request_broadcast(link, name, request, silence_s=10, overtaken=overtaken)
+        assert reply is not None
+        found.append(reply.rendezvous)
+
+    scene = scenes(receive=receive, host="127.0.0.2")
+    answering = asyncio.create_task(answer())
+    await scene.coordinator.until(lambda: bool(scene.coordinator.got(Hello)))
+    notice, source = scene.notice(0), learner.address.replace("tcp://127.0.0.2", "gloo://127.0.0.1")
+    await scene.coordinator.send(replace(notice, sources=[*notice.sources, source]))
+    await scene.coordinator.until(lambda: bool(found))
+    assert found == ["127.0.0.2:7"]
+    await answering
+    learner.close()
 
 
 async def test_a_refusal_ends_the_process_with_its_reason(scenes: Callable[..., Scene]) -> None:

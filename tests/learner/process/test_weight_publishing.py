@@ -24,6 +24,7 @@ from headrace.protocol.messages.control import (
     WeightRequest,
     weights_digest,
 )
+from headrace.protocol.transport.curve import make_keys
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from learner.models.deepspeed_engine import join_ranks
 from learner.process import weight_publishing
@@ -40,11 +41,12 @@ def publisher(
     num_bytes: int = 64,
     tell: Callable[[str], None] = print,
     broadcasts: torch.device | None = None,
+    transport: TransportConfig | None = None,
 ) -> WeightPublisher:
     return WeightPublisher(
         tmp_path.name,
         tmp_path,
-        TransportConfig(),
+        transport or TransportConfig(),
         num_bytes=num_bytes,
         coordinator="tcp://127.0.0.1:1",
         tell=tell,
@@ -197,6 +199,30 @@ def test_pieces_are_served_where_no_group_can_be_opened(
         dealer.send(WeightRequest(version=0, offset=0))
         assert isinstance(dealer.receive(10.0), WeightBytes)
         dealer.close()
+
+
+def test_generators_of_other_hosts_reach_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its coordinator a learner knows no other name of its host than the loopback's."""
+    keys, hosts = str(tmp_path / "keys"), list[str]()
+    make_keys(Path(keys))
+
+    def refuse(host: str) -> None:
+        hosts.append(host)
+        raise OSError("it is seen where it would listen")
+
+    monkeypatch.setattr(weight_publishing, "open_rendezvous", refuse)
+    transport = TransportConfig(host="0.0.0.0", curve_keys=keys)
+    with publisher(tmp_path, broadcasts=torch.device("cpu"), transport=transport) as weights:
+        source = weights.publish({"w": torch.ones(1)}, version=0, update=0).sources[-1]
+        link = Link(source.replace("gloo:", "tcp:"), curve_keys=keys)
+        dealer = BlockingDealer(link, "generator-0")
+        dealer.send(BroadcastRequest(version=0, workers=1, joined=False))
+        dealer.send(WeightRequest(version=0, offset=0))
+        assert isinstance(dealer.receive(10.0), WeightBytes)
+        dealer.close()
+    assert hosts == ["0.0.0.0"]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
