@@ -272,10 +272,12 @@ def _coefficients(
 ) -> list[Coefficient]:
     """Return the coefficients of positions [start, end), the source's `kl` first.
 
-    The stream's values for single tokens follow and override it."""
+    The stream's values for single tokens follow and override it. A token whose logprob is not
+    finite has a divergence that nobody knows, so its coefficient is 0."""
     of_source = [] if kl is None else [Coefficient(KL, kl, start, end)]
     own = (c for c in trajectory.coefficients if c.start < end and c.end > start)
-    return [*of_source, *own]
+    unknown = np.flatnonzero(~np.isfinite(trajectory.logprobs[start:end])) + start
+    return [*of_source, *own, *(Coefficient(KL, 0.0, at, at + 1) for at in unknown.tolist())]
 
 
 def _scores(trajectory: Trajectory, state: State, rules: BatchRules) -> GroupScores:

@@ -137,6 +137,26 @@ def test_golden_reward_less_the_divergence(source: str, earned: float) -> None:
         assert source != "checked" or (penalty == 0).all()
 
 
+def test_a_token_whose_logprob_is_not_finite_has_no_divergence_in_the_reward() -> None:
+    """In neither half: the others pay 0.5 times their -0.5 less the reference's -1."""
+    world = make_world()
+    for _ in range(3):
+        trajectory = issue(world, "other")
+        world.chunk(trajectory, 3, finish="stop")
+        trajectory.logprobs[1] = np.nan
+        world.reward(trajectory, 0.8)
+    kl = SimpleNamespace(
+        in_reward=True, estimate=lambda new, r: kl_divergence(new, r, estimator="k1")
+    )
+    updater: Any = SimpleNamespace(
+        _algorithm=SimpleNamespace(kl=kl), _place=RankContext(CPU, dtype=torch.float64)
+    )
+    policy, values = halves(batch(world))
+    for half in (policy, values):
+        penalty = Updater._penalty(updater, half, torch.full((9,), -1.0, dtype=torch.float64))
+        assert penalty.tolist() == pytest.approx([-0.25, 0.0, -0.25] * 3)
+
+
 def test_the_term_of_a_checked_sample_is_exactly_zero_in_the_loss_and_its_gradient() -> None:
     world = make_world("loss")
     for source in ("checked", "judged", "checked"):
