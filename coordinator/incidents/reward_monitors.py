@@ -48,12 +48,15 @@ class _SourceMonitor:
         self.first_length: MeanEstimate | None = None
         self.first_gap: MeanEstimate | None = None
         self._least_answers = max(2, config.answers // 4)
+        self._scored, self._first_at = 0, 2 * config.answers
         self._least_audits = max(2, config.answers // 8)
 
     def answer(self, length: int, reward: float) -> None:
         """Add a good score."""
         self.answers.append((length, reward))
-        if self.first_length is None and len(self.answers) >= self._least_answers:
+        self._scored += 1
+        # Of all that a stream begins with short answers end first: length begins behind them.
+        if self._scored == self._first_at:
             self.first_length = estimate([tokens for tokens, _ in self.answers])
 
     def audit(self, reward: float, truth: float) -> None:

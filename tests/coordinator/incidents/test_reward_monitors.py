@@ -135,8 +135,9 @@ def test_a_growing_gap_is_told_once_for_each_crossing() -> None:
 
 
 def test_length_that_pays_is_told_where_answers_grow() -> None:
+    """From what they were once the long ones of a stream's beginning had ended, too."""
     watched = Watched(answers=16)
-    for tokens in (2, 3, 2, 3):
+    for tokens in [1] * 16 + [2, 3] * 8:
         watched.score("judge", float(tokens), tokens)
     watched.monitors.at_commit()
     assert not watched.alerts, "length and reward go together, and answers do not grow"
