@@ -181,7 +181,9 @@ class Evaluator:
     def _compare(self, record: EvaluationDone) -> None:
         """Report a value model that explains less than half of the lowest attainable share."""
         seen, low = self._hub.scheduler.explained, record.attainable_low
-        if low is None or len(seen) < EXPLAINED:
+        # The critic of mixed groups never sees prompts that are always right, or always wrong.
+        sees_all = self._hub.config.algorithm.admit == "all"
+        if low is None or len(seen) < EXPLAINED or not sees_all:
             return
         explained = statistics.median(seen)
         lagged, self._lags = self._lags, explained < low / 2

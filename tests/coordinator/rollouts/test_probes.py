@@ -201,6 +201,16 @@ def test_an_alert_where_the_critic_explains_less_than_half(explained: float, tel
     assert text.startswith("the critic explains 0.00 of the returns' variance in its last 10")
 
 
+def test_no_alert_where_the_critic_knows_mixed_groups_alone() -> None:
+    """Of prompts that are always right or always wrong all can be explained, and it has none."""
+    told: list[Any] = []
+    mixed = {"advantages": {"kind": "egae"}, "value": {}, "admit": "mixed_groups"}
+    judge, _ = evaluator(run_config(algorithm=mixed), told)
+    judge._hub.scheduler.explained = deque([0.0] * EXPLAINED)
+    judge._compare(evaluated(prefixes=64, attainable=1.0, attainable_low=0.9, attainable_high=1.0))
+    assert not told
+
+
 class Listener(ScriptedReward):
     """What prefixes got: a probe's answer is scored with its prefix."""
 
