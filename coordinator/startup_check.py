@@ -74,14 +74,14 @@ class SelfTest:
         """Name and process of the reward worker that was asked, and the time."""
         skips = not hub.config.self_tests or hub.state.given > 0
         self._rewarded = skips or not hub.config.is_scored
-        self._is_over = skips
+        self.is_over = skips
         """True once the run has begun to train, or where it did before."""
 
     def passed(self) -> bool:
         """Return whether training may begin."""
         if not self._checks and self._rewarded:
-            self._is_over = True
-        return self._is_over
+            self.is_over = True
+        return self.is_over
 
     def waits(self) -> list[str]:
         """Return its waits, in words, those for generators that failed late included."""
@@ -168,7 +168,7 @@ class SelfTest:
 
         One that joined late tries again: the learner that published them may be gone."""
         check = self._checks.get(name)
-        if check is not None and check.generator.loaded < 0 and not self._is_over:
+        if check is not None and check.generator.loaded < 0 and not self.is_over:
             self._fail(name, f"{name} could not load its first weights: {cut(error)}")
 
     async def receive(self, name: str, message: m.Chunks) -> m.Chunks:
@@ -248,7 +248,7 @@ class SelfTest:
         """End the run, or go on without a generator that joined late."""
         self._checks.pop(name, None)
         text = f"self-test: {text}"
-        if self._is_over:
+        if self.is_over:
             self._hub.incident("error", "self_test_failed", text)
         else:
             self._hub.failed = self._hub.failed or text

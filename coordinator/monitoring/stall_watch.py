@@ -102,9 +102,10 @@ class StallWatch:
         hub, parts, peers = self._hub, self._parts, self._hub.peers
         newest = hub.state.versions.current
         late = [name for name, one in peers.generators.items() if one.loaded != newest]
+        all_in = parts.self_test.is_over and parts.generation.all_loaded()
         if not peers.generators:
             yield "generators", "a generator to join"
-        elif newest >= 0 and late and not parts.generation.all_loaded():
+        elif newest >= 0 and late and not all_in:
             yield "weights", f"{names(late)} to load version {newest}{self._how_far(*late)}"
         if hub.config.is_scored and not peers.rewards:
             yield "reward workers", "a reward worker to join"

@@ -1,4 +1,4 @@
-"""Evaluations: the same prompts on one version that every generator has loaded.
+"""Evaluations: the same prompts on one version that every tested generator has loaded.
 
 In: a quiet pipeline (no training lease and no batch in flight). Out: evaluation leases, then one
 EvaluationDone record. Accuracy is the share of responses that their score calls correct. A response

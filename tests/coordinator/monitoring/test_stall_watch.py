@@ -10,6 +10,7 @@ import pytest
 from coordinator.monitoring.stall_watch import LOOK_S, names
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import Incident, Record
+from headrace.protocol.transport.endpoints import identity_of
 from headrace_cli.launch.monitor import waits_of
 from storage import queries
 from tests.coordinator.peers import CoordinatorProcess
@@ -101,11 +102,23 @@ async def test_a_generator_that_failed_its_self_test_late_is_waited_for(tmp_path
     config = run_config(transport={"self_test_s": 20.0}, evaluation={"before": False})
     async with staged(config, tmp_path / "run-1") as stage:
         test = stage.coordinator.parts.self_test
-        test._is_over = True
+        test.is_over = True
         await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
         test._fail(GENERATOR, f"{GENERATOR} could not answer a prompt")
         assert stage.hub.failed is None
         assert list(ages(stage)) == [f"{GENERATOR} to answer the prompt of the self-test"]
+
+
+async def test_before_training_each_generator_is_waited_for(tmp_path: Path) -> None:
+    """As well where another one has passed its self-test by then."""
+    config = run_config(transport={"self_test_s": 20.0}, evaluation={"before": False})
+    async with staged(config, tmp_path / "run-1") as stage:
+        await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        stage.hub.peers.generators[GENERATOR].passed()
+        late = m.Hello(role="generator", name="late", pid=2, host="here", capacity=8)
+        await stage.send(identity_of("late"), stage.codec.encode(late))
+        assert stage.coordinator.phases.phase == "starting"
+        assert "late to load version 0" in ages(stage)
 
 
 async def test_what_is_refused_or_known_is_no_progress(tmp_path: Path, clock: list[float]) -> None:
