@@ -384,8 +384,11 @@ class LeaseReconciliation:
             generator.leases_until = max(generator.leases_until, until)
 
     async def beat(self, name: str) -> None:
-        """Send a generator's heartbeat, which says how far leases have been sent."""
-        until = self._hub.peers.generators[name].leases_until
+        """Send a generator's heartbeat, which says how far leases have been sent.
+
+        Not to one that has yet to pass its self-test: `join` would take it for tested."""
+        generator = self._hub.peers.generators[name]
+        until = generator.leases_until if generator.tested else -1
         await self._hub.send(name, m.Heartbeat(leases_until=until))
 
     def report(self, name: str, report: m.GeneratorReport) -> None:

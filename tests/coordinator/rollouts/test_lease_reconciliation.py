@@ -178,6 +178,30 @@ async def test_heartbeats_say_how_far_leases_have_been_sent(
         assert told == stage.hub.state.next_lease == sent + 1
 
 
+async def test_who_has_yet_to_pass_its_self_test_hears_of_no_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its next Hello, to a coordinator that was started again, would count as of one that
+    has."""
+    config = run_config(transport={"self_test_s": 20.0}, evaluation={"before": False})
+    async with staged(config, tmp_path / "run") as stage:
+        said: list[int] = []
+
+        async def send(_name: str, message: m.Message) -> bool:
+            if isinstance(message, m.Heartbeat):
+                said.append(message.leases_until)
+            return True
+
+        await stage.hub.recorder.flush()
+        generator = stage.hub.peers.generators[GENERATOR]
+        monkeypatch.setattr(stage.hub, "send", send)
+        for _ in range(2):
+            await stage.coordinator.parts.generation.reconciliation.beat(GENERATOR)
+            generator.passed()
+        assert said == [-1, generator.leases_until]
+        assert generator.leases_until >= 0
+
+
 async def test_leases_go_out_in_messages_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
