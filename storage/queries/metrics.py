@@ -71,8 +71,7 @@ def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd
 
     reader = open_run(run_dir)
     query = (
-        select(Update.update)
-        .select_from(MetricArray)
+        select(MetricArray.update)
         .join(Update, same_update(MetricArray))
         .where(Update.run == reader.key, Update.abandoned.is_(False), MetricArray.name == name)
         .order_by(Update.update)
