@@ -2,6 +2,8 @@
 with the first cause."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -231,46 +233,54 @@ async def test_what_a_reward_function_says_is_told_and_ends_nothing(tmp_path: Pa
     )  # fmt: skip
 
 
-async def test_who_joins_late_and_fails_gets_no_lease_and_ends_nothing(tmp_path: Path) -> None:
-    coordinator = CoordinatorProcess(
-        tmp_path / "run-1", self_testing(LIMIT_S, stop={"updates": 10**6})
-    )
+@contextlib.asynccontextmanager
+async def joined_late(
+    coordinator: CoordinatorProcess, *kinds: type[ScriptedGenerator]
+) -> AsyncIterator[list[Any]]:
+    """The learner of a run that has trained for a while, and generators that have just joined."""
     address = coordinator.start()
     learner = ScriptedLearner(address, "learner-0")
-    peers: list[Any] = [
-        ScriptedGenerator(address, "generator-0", capacity=8),
-        ScriptedReward(address, "reward-0"),
-        learner,
-    ]
+    generator, *late = (
+        kind(address, f"generator-{number}", capacity=8)
+        for number, kind in enumerate((ScriptedGenerator, *kinds))
+    )
+    peers: list[Any] = [generator, ScriptedReward(address, "reward-0"), learner]
     tasks = [asyncio.create_task(peer.run()) for peer in peers]
-    late = Mute(address, "generator-1", capacity=8)
-    good = WatchedGenerator(address, "generator-2", capacity=8)
-    good.given = []
     try:
         await until(lambda: learner.update >= 2)
-        tasks += [asyncio.create_task(peer.run()) for peer in (late, good)]
+        tasks += [asyncio.create_task(peer.run()) for peer in late]
+        yield [learner, *late]
+    finally:
+        for task in tasks:
+            task.cancel()
+        coordinator.kill()
+        for peer in (*peers, *late):
+            peer.dealer.close()
+
+
+def leases_of(peer: ScriptedPeer) -> list[m.Lease]:
+    return [lease for said in peer.seen if isinstance(said, m.Leases) for lease in said.leases]
+
+
+async def test_who_joins_late_and_fails_gets_no_lease_and_ends_nothing(tmp_path: Path) -> None:
+    config = self_testing(LIMIT_S, stop={"updates": 10**6})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    async with joined_late(coordinator, Mute, ScriptedGenerator) as (learner, late, good):
         async with asyncio.timeout(LIMIT_S + 60.0):
             while not failed_tests(coordinator.run_dir):
                 await asyncio.sleep(0.5)
         begun = learner.update
         await until(lambda: learner.update >= begun + 3)
-        leases = [x for s in late.seen if isinstance(s, m.Leases) for x in s.leases]
-        assert len(leases) == 1
-        assert leases[0].lease_id > FIRST_ID
-        assert any(lease.lease_id < FIRST_ID for lease in good.given)
-    finally:
-        for task in tasks:
-            task.cancel()
-        coordinator.kill()
-        for peer in (*peers, late, good):
-            peer.dealer.close()
+        (lease,) = leases_of(late)
+        assert lease.lease_id > FIRST_ID
+        assert any(lease.lease_id < FIRST_ID for lease in leases_of(good))
     told = [r for r in records_of(coordinator.run_dir) if isinstance(r, Incident)]
     assert [r.text for r in told if r.kind == "self_test_failed"] == [
         "self-test: generator-1 did not answer a prompt within 6 s (transport.self_test_s)"
     ]
 
 
-class Unlucky(WatchedGenerator):
+class Unlucky(ScriptedGenerator):
     """The first weights that it hears of are gone: their learner has just died."""
 
     tried = False
@@ -287,26 +297,8 @@ class Unlucky(WatchedGenerator):
 
 async def test_who_joins_late_and_finds_no_weights_is_tested_with_the_next(tmp_path: Path) -> None:
     coordinator = CoordinatorProcess(tmp_path / "run-1", self_testing(stop={"updates": 10**6}))
-    address = coordinator.start()
-    learner = ScriptedLearner(address, "learner-0")
-    late = Unlucky(address, "generator-1", capacity=8)
-    late.given = []
-    peers: list[Any] = [
-        ScriptedGenerator(address, "generator-0", capacity=8),
-        ScriptedReward(address, "reward-0"),
-        learner,
-    ]
-    tasks = [asyncio.create_task(peer.run()) for peer in peers]
-    try:
-        await until(lambda: learner.update >= 2)
-        tasks.append(asyncio.create_task(late.run()))
-        await until(lambda: any(lease.lease_id < FIRST_ID for lease in late.given))
-    finally:
-        for task in tasks:
-            task.cancel()
-        coordinator.kill()
-        for peer in (*peers, late):
-            peer.dealer.close()
+    async with joined_late(coordinator, Unlucky) as (_, late):
+        await until(lambda: any(lease.lease_id < FIRST_ID for lease in leases_of(late)))
     assert late.tried
     assert failed_tests(coordinator.run_dir) == []
 
@@ -315,24 +307,7 @@ async def test_evaluations_do_not_wait_for_who_joins_late_and_never_loads(tmp_pa
     evaluation = {"before": False, "after": False, "num_prompts": 16, "every_updates": 4}
     config = self_testing(evaluation=evaluation, stop={"updates": 10**6})
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
-    address = coordinator.start()
-    learner = ScriptedLearner(address, "learner-0")
-    late = Empty(address, "generator-1", capacity=8)
-    peers: list[Any] = [
-        ScriptedGenerator(address, "generator-0", capacity=8),
-        ScriptedReward(address, "reward-0"),
-        learner,
-    ]
-    tasks = [asyncio.create_task(peer.run()) for peer in peers]
-    try:
-        await until(lambda: learner.update >= 2)
-        tasks.append(asyncio.create_task(late.run()))
+    async with joined_late(coordinator, Empty) as (learner, late):
         await until(lambda: any(isinstance(said, m.WeightNotice) for said in late.seen))
         begun = learner.update
         await until(lambda: learner.update >= begun + 8)
-    finally:
-        for task in tasks:
-            task.cancel()
-        coordinator.kill()
-        for peer in (*peers, late):
-            peer.dealer.close()
