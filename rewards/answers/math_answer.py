@@ -6,8 +6,10 @@ list, a pair, else a formula, which math-verify compares. Formulas that cannot b
 wrong; the caller ends those that take long, as it runs this in a process that can be killed.
 """
 
+import json
 import re
 from functools import lru_cache
+from typing import Any
 
 from headrace.data.answer_text import marked_part
 from rewards.answers import answer_lists, formula
@@ -56,11 +58,22 @@ def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
         return False
     if given.strip() == wanted_source.strip():
         return True
+    if accepted := _accepted(wanted_source):
+        return any(is_right(given, each) for each in accepted)
     wanted = _wanted(wanted_source)
     found = find(given)
     if found.marked:
         return _same(wanted, tidy(found.answer[: 2 * LONGEST]))
     return _said(wanted, given, found)
+
+
+def _accepted(source: str) -> list[str]:
+    """Return the texts of a JSON list (Skywork-OR1), each of which is right; empty without one."""
+    try:
+        found: list[Any] = json.loads(source) if source.lstrip().startswith('["') else []
+    except ValueError:
+        return []
+    return found if all(isinstance(each, str) for each in found) else []
 
 
 @lru_cache(maxsize=256)

@@ -82,6 +82,21 @@ def test_a_dataset_answer_without_meaning_is_an_error_and_not_a_wrong_answer() -
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
+        (r"\boxed{3, 2}", '["2, 3"]'),
+        (r"\boxed{1234}", '["1,234"]'),
+        (r"\boxed{\text{yes}}", '["Yes"]'),
+        (r"\boxed{-\frac{1}{2}}", r'["-\\frac{1}{2}"]'),
+        (r"\boxed{\text{two}}", '["2", "two"]'),
+    ],
+)
+def test_each_text_of_a_json_list_is_right(text: str, answer: str) -> None:
+    assert is_right(text, answer)
+    assert not is_right(r"\boxed{7}", answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed {a} then \boxed{b}", "b"),
         (r"\boxed{c} \boxed{a}, \boxed{b}", "c, a, b"),
