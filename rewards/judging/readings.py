@@ -86,12 +86,14 @@ def number(reply: JudgeReply, pattern: str, low: float, high: float) -> float:
 def _deciding(reply: JudgeReply, yes: str, no: str) -> Mapping[str, float] | None:
     """The place where the judge says yes or no, else the first, unless a thought begins there."""
     words, so_far = {spelled(yes), spelled(no)}, ""
-    for place in reply.alternatives:
-        sampled = next(iter(place), "")
-        if spelled(sampled) in words and not _thinks(so_far):
+    sampled = [next(iter(place), "") for place in reply.alternatives]
+    # A thought whose beginning stands in the prompt has its end alone here.
+    thought_end = "".join(sampled).rfind(f"</{JUDGES_THOUGHT}>")
+    for token, place in zip(sampled, reply.alternatives, strict=True):
+        if spelled(token) in words and len(so_far) > thought_end and not _thinks(so_far):
             return place
-        so_far += sampled
-    if not reply.alternatives or _thinks(so_far) or f"</{JUDGES_THOUGHT}>" in so_far:
+        so_far += token
+    if not reply.alternatives or _thinks(so_far) or thought_end >= 0:
         return None
     return reply.alternatives[0]
 

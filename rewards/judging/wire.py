@@ -30,6 +30,8 @@ class _ChatLogprobs(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     content: str | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
 
 class _ChatChoice(msgspec.Struct):
@@ -107,12 +109,15 @@ def read_reply(body: bytes, options: Options) -> JudgeReply:
     if options.api == "chat":
         chat = msgspec.json.decode(body, type=_Chat)
         choice = _only(chat.choices)
-        content = (choice.logprobs and choice.logprobs.content) or []
+        said = choice.message
+        # Its tokens are a thought that was cut, and no answer.
+        is_cut = not said.content and (said.reasoning or said.reasoning_content)
+        content = [] if is_cut else (choice.logprobs and choice.logprobs.content) or []
         places = tuple(
             {token.token: token.logprob} | {a.token: a.logprob for a in token.top_logprobs}
             for token in content
         )
-        return _reply(choice.message.content or "", places, chat.usage)
+        return _reply(said.content or "", places, chat.usage)
     completion = msgspec.json.decode(body, type=_Completion)
     first = _only(completion.choices)
     return _reply(first.text, _places(first.logprobs), completion.usage)

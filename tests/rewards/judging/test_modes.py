@@ -13,7 +13,7 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.options import Options
 from rewards.judging.readings import JudgeReply, two_token
-from rewards.judging.wire import body_of
+from rewards.judging.wire import body_of, read_reply
 from rewards.kinds.judge import columns_of, prompt_images, score
 from tests.rewards.items import item, row
 
@@ -206,3 +206,16 @@ def test_images_stand_before_the_words_of_a_request() -> None:
         {"type": "image_url", "image_url": {"url": "data:b"}},
         {"type": "text", "text": "How many?"},
     ]
+
+
+def test_tokens_of_a_thought_that_was_cut_say_nothing() -> None:
+    """A server that parses thoughts still lists the log-probabilities of their tokens."""
+    token = {"token": "no", "logprob": -0.1, "top_logprobs": []}
+    choice: dict[str, Any] = {
+        "message": {"content": None, "reasoning_content": "no"}, "logprobs": {"content": [token]}
+    }  # fmt: skip
+    cut = read_reply(json.dumps({"choices": [choice]}).encode(), options())
+    assert (cut.text, cut.alternatives) == ("", ())
+    choice["message"] = {"content": "no", "reasoning_content": None}
+    ended = read_reply(json.dumps({"choices": [choice]}).encode(), options())
+    assert (ended.text, ended.alternatives) == ("no", ({"no": -0.1},))

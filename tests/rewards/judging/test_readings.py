@@ -80,6 +80,10 @@ def test_a_word_in_the_judges_thought_does_not_count() -> None:
     last = ({"no": -0.1, "yes": -2.1},)
     reply = JudgeReply("<think>yes</think>no", places + last)
     assert yes_probability(reply, "yes", "no") == pytest.approx(two_token(-2.1, -0.1))
+    # The prompt's template may have begun the thought.
+    assert yes_probability(JudgeReply("no", places[1:] + last), "yes", "no") == pytest.approx(
+        two_token(-2.1, -0.1)
+    )
     cut = JudgeReply("<think>yes", places[:2])
     with pytest.raises(InvalidRewardError, match="neither 'yes' nor 'no'"):
         yes_probability(cut, "yes", "no")
