@@ -87,6 +87,8 @@ def body_of(prompt: str, model: str, options: Options, images: Sequence[str] = (
         fields["prompt"] = f"{options.system}\n\n{prompt}" if options.system else prompt
         if words:
             fields["logprobs"] = options.top_logprobs
+    if "max_completion_tokens" in options.extra:
+        del fields["max_tokens"]  # OpenAI's reasoning models take the other alone.
     return msgspec.json.encode(fields | options.extra)
 
 

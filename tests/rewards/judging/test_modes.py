@@ -219,3 +219,12 @@ def test_tokens_of_a_thought_that_was_cut_say_nothing() -> None:
     choice["message"] = {"content": "no", "reasoning_content": None}
     ended = read_reply(json.dumps({"choices": [choice]}).encode(), options())
     assert (ended.text, ended.alternatives) == ("no", ({"no": -0.1},))
+
+
+def test_a_request_has_one_bound_of_the_answer() -> None:
+    """OpenAI's reasoning models refuse `max_tokens`."""
+    extra = {"max_completion_tokens": 2000}
+    body = json.loads(body_of("Is it?", "judge", options(logprobs=False, extra=extra)))
+    assert body["max_completion_tokens"] == 2000
+    assert "max_tokens" not in body
+    assert json.loads(body_of("Is it?", "judge", options(logprobs=False)))["max_tokens"] == 8
