@@ -26,7 +26,13 @@ from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.results import Verdict
-from rewards.kinds.contest import ContestResult, function_program, read_contest, run_contest
+from rewards.kinds.contest import (
+    ContestResult,
+    as_on_leetcode,
+    function_program,
+    read_contest,
+    run_contest,
+)
 from rewards.verifier import Verifier
 from sandbox.checker import foreign_names, nodes_of
 from sandbox.interpreter import interpreter_for
@@ -142,9 +148,9 @@ def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
     if not begun and _defines(joined := f"{prompt.rstrip()}\n{text}", entry):
         # A head without a body is no code yet.
         return Program(joined, checks=Checks((call,), setup=test, names=(entry,)))
-    code = code_of(text, entry)
+    code = f"{begun.rstrip()}\n\n{code_of(text, entry)}"
     checks = Checks((call,), setup=f"{begun}\n{test}", names=(entry,))
-    return Program(f"{begun.rstrip()}\n\n{code}", checks=checks)
+    return Program(as_on_leetcode(code) if entry == "Solution" else code, checks=checks)
 
 
 def builtin_names(tests: Sequence[str], reference: str) -> list[str]:

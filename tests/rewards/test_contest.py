@@ -122,6 +122,8 @@ def verifiers() -> Iterator[dict[str, Verifier]]:
         (ADDS.replace("a, b =", "import sys\nsys.stderr.write(5242880 * '.')\na, b ="), READS, 1.0),
         (f"First a class:\n```python\n{PAIRS}```\nNo, it reads input:\n{ADDS}", READS, 1.0),
         (PAIRS, CALLS, 1.0),
+        (PAIRS.replace("items, k", "items: List[int], k: int"), CALLS, 1.0),
+        (f"from __future__ import annotations\n{PAIRS}", CALLS, 1.0),
         (PAIRS.replace("(i,) * k", "(i,)"), CALLS, 0.5),
         ("def pairs(items, k):\n    return [[i] * k for i in items]", CALLS, 1.0),
         ("no code", CALLS, 0.0),

@@ -215,7 +215,9 @@ def test_what_is_asked_for_may_be_a_method(verifiers: dict[str, Verifier]) -> No
     test = "def check(candidate):\n    assert candidate(x=2) == 4\n"
     text = "```python\nclass Solution:\n    def f(self, x):\n        return 2 * x\n```"
     columns = {"entry_point": "Solution().f", "test": test}
-    assert verifiers["whole"](item(text, columns, prompt="Double it.")).correct
+    annotated = text.replace("x):", "x: Optional[int]) -> int:")
+    for each in (text, annotated):
+        assert verifiers["whole"](item(each, columns, prompt="Double it.")).correct
     assert not verifiers["whole"](item(text.replace("2 *", "3 *"), columns, prompt="-")).correct
 
 
