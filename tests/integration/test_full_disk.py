@@ -105,8 +105,9 @@ def make_room(run: Run, disk: SmallDisk, said: str) -> None:
 
 
 def coordinator_beside(run: Run) -> subprocess.Popen[str]:
-    """Another one for the same run."""
-    command = [sys.executable, "-m", "coordinator.run", "--resume", "--run-dir", str(run.run_dir)]
+    """Another one for the same run, which gives up sooner than others do."""
+    code = "import sys, coordinator.run as role; role.LAST_WRITER_S = 20.0; sys.exit(role.main())"
+    command = [sys.executable, "-c", code, "--resume", "--run-dir", str(run.run_dir)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
