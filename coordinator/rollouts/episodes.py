@@ -85,6 +85,10 @@ class EpisodeManager:
                 self._queue.append(key)
             case r.TrajectoryEnded(trajectory_id=key):
                 self._branches.pop(key, None)
+                if not any(key in worker.knows for worker in self._workers.values()):
+                    # Where its origin alone was asked about, an agent waits for it.
+                    account = self._hub.account
+                    key = branch_of(account.groups[account.trajectories[key].group_id])
                 self._forget(key)
 
     def _forget(self, trajectory_id: int) -> None:

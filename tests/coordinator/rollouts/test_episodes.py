@@ -33,7 +33,8 @@ MORE = Step(messages=[InsertedMessage("tool", "12")], metrics={"calls": 1.0})
 
 
 class EpisodeStage(Stage):
-    """Environment workers instead of reward workers; `sent` has what they were asked, by name."""
+    """Environment workers instead of reward workers; `sent` has what they were asked, by name,
+    `over` the episodes that they were told to end."""
 
     def __init__(
         self, folder: Path, workers: tuple[str, ...] = WORKERS[:1], **options: Any
@@ -51,12 +52,14 @@ class EpisodeStage(Stage):
         self.identities = {name: identity_of(name) for name in self.roles}
         self.sent: dict[str, list[StepAsk]] = {name: [] for name in workers}
         self.items: list[m.ScoreItem] = []
+        self.over: list[int] = []
         send = self.hub.router.send
 
         async def keep(identity: str, message: m.Message, **more: Any) -> Any:
             name = next((n for n, i in self.identities.items() if i == identity), "")
             if isinstance(message, m.StepRequest):
                 self.sent[name] += message.asks
+                self.over += message.ended
             if isinstance(message, m.ScoreRequest):
                 self.items += message.items
             return await send(identity, message, **more)
@@ -589,6 +592,33 @@ def test_a_worker_hears_at_once_of_a_branch_that_met_a_limit(tmp_path: Path) -> 
         await stage.say(name, m.Goodbye())
         (again,) = [a for a in stage.sent[other] if a.trajectory_id == first.trajectory_id]
         assert (again.turn, again.branches) == (1, []), "nobody would ask for its turns"
+
+    play(tmp_path / "run-1", story, workers=WORKERS)
+
+
+def test_an_agent_ends_with_a_branch_that_its_worker_was_not_asked_about(tmp_path: Path) -> None:
+    """Another worker was, and is gone: the origin was asked about again, where the agent waits."""
+
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        keys = {n: [ask.trajectory_id for ask in stage.sent[n]] for n in WORKERS}
+        name, other = sorted(WORKERS, key=lambda n: first.trajectory_id not in keys[n])
+        asks = stage.sent[name]
+
+        async def answer(key: int, **more: Any) -> None:
+            asks.sort(key=lambda ask: ask.trajectory_id != key)
+            await stage.answer(MORE, name=name, **more)
+
+        await answer(first.trajectory_id)
+        await stage.turn(first, 2)
+        await answer(first.trajectory_id, status="branched")
+        (key,) = [ask.trajectory_id for ask in asks if ask.branch_of == first.trajectory_id]
+        await answer(key)
+        await stage.say(name, m.Goodbye())
+        (again,) = [a for a in stage.sent[other] if a.trajectory_id == first.trajectory_id]
+        assert (again.branches, first.trajectory_id in stage.over) == ([key], False)
+        await stage.turn(stage.hub.account.trajectories[key], 3, "length")
+        assert first.trajectory_id in stage.over
 
     play(tmp_path / "run-1", story, workers=WORKERS)
 
