@@ -139,6 +139,16 @@ class AgentSession:
         """Return the branch of a trajectory."""
         return next((branch for branch in self.branches if branch.key == key), None)
 
+    def fits(self, ask: StepAsk) -> bool:
+        """Return whether it goes on with this.
+
+        It does not while its agent may wait in a branch that the coordinator does not know (it came
+        back and had not recorded it) or that has ended."""
+        named = {branch.key for branch in self.branches[1:]} - {-1}
+        if self.end is None and not named <= {*ask.branches}:
+            return False
+        return self.ask.row == ask.row and self.branches[0].goes_on(ask.turns)
+
     def name(self, keys: list[int]) -> None:
         """Set the trajectories of branches, in their order, and of those in a replay."""
         for branch, key in zip(self.branches[1:], keys, strict=False):
@@ -239,7 +249,7 @@ class AgentPool(EnvironmentPool):
         """Return the session of a trajectory that is no branch, a new one where none fits."""
         key, fresh = ask.trajectory_id, len(ask.known) == ask.turn
         session = self._sessions.get(key)
-        fits = session and session.ask.row == ask.row and session.branches[0].goes_on(ask.turns)
+        fits = session is not None and session.fits(ask)
         if fresh and not fits:
             self.end([key])
             first = HistoryBranch(key, list(ask.turns), list(ask.known))

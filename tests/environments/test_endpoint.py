@@ -349,6 +349,28 @@ def test_a_rewritten_history_is_a_branch_that_shares_the_reward(hurt: str) -> No
     play("rewrites", story, rewritten="branch")
 
 
+def test_a_branch_that_the_coordinator_does_not_know_begins_again() -> None:
+    """It came back, and had not recorded the branch: the agent would wait there for ever."""
+
+    async def story(pool: AgentPool) -> None:
+        first = Episode(pool, 0)
+        await first.ask()
+        assert (await first.say("x")).status == "branched"
+        first.branches = [1]
+        before = asyncio.create_task(first.ask(fresh=False))
+        assert texts(await Episode(pool, 1, branch_of=0).ask()) == ["b"]
+        first.branches = []
+        async with asyncio.timeout(60):
+            assert (await first.ask()).status == "branched"
+        assert (await before).status == "lost"
+        first.branches = [2]
+        going = asyncio.create_task(first.ask(fresh=False))
+        assert texts(await Episode(pool, 2, branch_of=0).ask()) == ["b"]
+        going.cancel()
+
+    play("rewrites", story, rewritten="branch")
+
+
 def test_an_agent_in_a_branch_has_a_deadline_and_the_policy_none() -> None:
     async def story(pool: AgentPool) -> None:
         first, branch = Episode(pool, 0), Episode(pool, 1, branch_of=0)
