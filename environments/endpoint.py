@@ -543,7 +543,7 @@ class AgentPool(EnvironmentPool):
     ) -> ChatMessage:
         """Return the policy's turn as a message, with its calls if all can be read."""
         form = self._config.call_format
-        found = calls_in(turn.text, form) if branch.tools else []
+        found = calls_in(turn.text, form, branch.tools) if branch.tools else []
         calls = [call for call in found if isinstance(call, ToolCall)]
         if len(calls) < len(found):
             session.counts["wrong_calls"] += 1

@@ -131,17 +131,53 @@ _FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.S)
 _PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.S)
 
 
-def calls_in(text: str, form: CallFormat) -> list[ToolCall | ToolError]:
-    """Return the calls of a turn in order, or the errors of unreadable ones."""
+def calls_in(
+    text: str, form: CallFormat, schemas: Sequence[Any] = ()
+) -> list[ToolCall | ToolError]:
+    """Return the calls of a turn in order, or the errors of unreadable ones.
+
+    Of a format that writes every value as text, the tools' `schemas` say which are JSON."""
     if form == "hermes":
         return [_json_call(found, "arguments") for found in _TAGGED.findall(text)]
     if form == "qwen":
-        return [
-            ToolCall(name.strip(), {key.strip(): value for key, value in _PARAMETER.findall(body)})
-            for name, body in _FUNCTION.findall(text)
-        ]
+        kinds, made = _kinds(schemas), list[ToolCall | ToolError]()
+        for name, body in _FUNCTION.findall(text):
+            own = kinds.get(name.strip(), {})
+            given = ((key.strip(), value) for key, value in _PARAMETER.findall(body))
+            made.append(ToolCall(name.strip(), {k: _typed(v, own.get(k)) for k, v in given}))
+        return made
     text = text.strip().removeprefix("<|python_tag|>").strip()
     return list(_llama(text)) if re.match(r'\{\s*"', text) else []
+
+
+def _kinds(schemas: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return the JSON schemas of arguments, by tool."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for schema in schemas:
+        match schema:
+            case {"function": {"name": str(name), "parameters": {"properties": dict(found)}}}:
+                kinds[name] = found
+    return kinds
+
+
+def _typed(value: str, kind: Any) -> Any:
+    """Return a text, or the JSON that it is where a schema takes no text."""
+    if not _takes_text(kind):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode({"True": "true", "False": "false"}.get(value, value))
+    return value
+
+
+def _takes_text(kind: Any) -> bool:
+    """Return whether a JSON schema takes a text, or does not say."""
+    match kind:
+        case {"anyOf": list(kinds)}:
+            return any(map(_takes_text, kinds))
+        case {"type": list(names)}:
+            return "string" in names
+        case {"type": str(name)}:
+            return name == "string"
+    return True
 
 
 def text_before_calls(text: str, form: CallFormat) -> str:

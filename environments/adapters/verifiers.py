@@ -87,7 +87,7 @@ class VerifiersEpisode:
         said = _said(prompt)
         self._asked.put_nowait(said)
         turn = await self._turns.get()
-        calls = calls_in(turn.text, self._calls) if self.schemas else []
+        calls = calls_in(turn.text, self._calls, self.schemas) if self.schemas else []
         text = text_before_calls(turn.text, self._calls) if calls else turn.text
         made = []
         for number, call in enumerate(calls):

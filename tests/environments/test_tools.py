@@ -162,8 +162,33 @@ def test_values_of_a_format_without_types_get_the_function_s() -> None:
         )
         step = stepped(search, text=f"<tool_call>\n{typed}\n</tool_call>", form="qwen")
         assert json.loads(step.messages[0].content) == {"query": said, "years": [1, 2]}
+        read = ToolCall("search", {"query": said, "years": [1, 2]})
+        assert calls_in(typed, "qwen", [Tool.of(search).schema]) == [read]
     assert calls_in(text, "qwen") == [ToolCall("multiply", {"a": "4", "more": "[1, 2]"})]
     assert stepped(multiply, text=text, form="qwen").messages[0].content == "15"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        ({"type": "integer"}, "4", 4),
+        ({"type": "integer"}, "four", "four"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "boolean"}, "False", False),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "4", "4"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "4", 4),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "4", "4"),
+        ({}, "4", "4"),
+    ],
+)
+def test_a_schema_says_which_values_are_no_texts(
+    kind: dict[str, Any], value: str, read: Any
+) -> None:
+    """An agent would multiply "4" by 3 to "444", and take "False" for true."""
+    schema = {"function": {"name": "f", "parameters": {"properties": {"x": kind}}}}
+    text = f"<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>"
+    assert calls_in(text, "qwen", [schema, "none"]) == [ToolCall("f", {"x": read})]
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen", "llama"])
