@@ -455,9 +455,7 @@ class AgentPool(EnvironmentPool):
         new = asked[len(branch.chat) :]
         if not new or new[-1].role == "assistant":
             raise RefusedError("the last message is the assistant's: there is nothing to answer")
-        if any(one.calls for one in new):
-            raise RefusedError("a call of a tool that the policy did not make")
-        said = [InsertedMessage(one.role, one.content) for one in new]  # type: ignore[arg-type]
+        said = [InsertedMessage(one.role, self._text(session, one)) for one in new]  # type: ignore[arg-type]
         step = Step(messages=said, tools=[] if branch.steps else tools)
         try:  # What the coordinator could not read would never be answered.
             msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Step)
@@ -469,6 +467,19 @@ class AgentPool(EnvironmentPool):
         if branch not in session.branches:
             session.branches.append(branch)
         return branch
+
+    def _text(self, session: AgentSession, message: ChatMessage) -> str:
+        """Return a message with its calls as the policy wrote them; RefusedError: it did not."""
+        form, calls = self._config.call_format, message.calls
+        for branch in session.branches if calls else ():
+            for turn in branch.turns[: len(branch.steps)]:
+                if calls_in(turn.text, form, branch.tools) == calls:
+                    before = text_before_calls(turn.text, form)
+                    written = turn.text.strip().removeprefix(before).strip()
+                    return f"{message.content}\n{written}" if message.content else written
+        if calls:
+            raise RefusedError("a call of a tool that the policy did not make")
+        return message.content
 
     def _rewritten(self, session: AgentSession, asked: list[ChatMessage]) -> RefusedError:
         known = session.branches[0].chat

@@ -143,6 +143,15 @@ async def rewrites(row: Row, *, base_url: str, api_key: str) -> float:
     return 0.5
 
 
+async def hands_over(row: Row, *, base_url: str, api_key: str) -> None:
+    """Go on under another instruction, behind a call and its result."""
+    chat = Chat(base_url, api_key)
+    calls = (await chat.say("a", tools=[TOOL])).choices[0].message.tool_calls
+    chat.messages[0] = {"role": "user", "content": "b"}
+    chat.messages.append({"role": "tool", "tool_call_id": calls[0].id, "content": "4"})
+    await chat.ask(tools=[TOOL])
+
+
 async def slow(row: Row, *, base_url: str, api_key: str) -> None:
     """Wait too long after the first turn."""
     await Chat(base_url, api_key).say("hello")

@@ -349,6 +349,23 @@ def test_a_rewritten_history_is_a_branch_that_shares_the_reward(hurt: str) -> No
     play("rewrites", story, rewritten="branch")
 
 
+def test_a_branch_may_begin_behind_the_policy_s_calls() -> None:
+    """As a hand-over to another agent does, and a history that was cut at its front."""
+
+    async def story(pool: AgentPool) -> None:
+        first, said = Episode(pool, 0), f"I add.\n{CALL}"
+        await first.ask()
+        assert (await first.say(said)).status == "branched"
+        first.branches = [1]
+        going = asyncio.create_task(first.ask(fresh=False))
+        step = (await Episode(pool, 1, branch_of=0).ask()).step
+        told = [(one.role, one.content) for one in step.messages]
+        assert told == [("user", "b"), ("assistant", said), ("tool", "4")]
+        going.cancel()
+
+    play("hands_over", story, rewritten="branch")
+
+
 def test_a_branch_that_the_coordinator_does_not_know_begins_again() -> None:
     """It came back, and had not recorded the branch: the agent would wait there for ever."""
 
