@@ -108,6 +108,8 @@ class AgentEnvironment:
         """Play the whole episode."""
         keys = {name: row[name] for name in ("base_url", "api_key")}
         said = await self._play(row["row"], **keys, **self._options)
+        if isinstance(said, str):  # As a reset's it would be read, and the episode earn 0.
+            raise InvalidStepError(f"the agent returned {said[:40]!r}, which is no reward")
         return {"reward": float(said or 0)} if said is None or hasattr(said, "__float__") else said
 
     async def step(self, turn: PolicyTurn) -> Any:

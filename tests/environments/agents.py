@@ -87,8 +87,8 @@ async def bad(
     """Ask what may not be asked, say what the refusal says, and go on. Once the second of two
     requests was refused, the file `refused` is there. `breaks`: raise at the end."""
     chat, what = Chat(base_url, api_key, max_retries=0), row["prompt"]
-    if what == "silent":
-        return 1.0
+    if what in ("silent", "text"):
+        return 1.0 if what == "silent" else "1.0"
     await chat.say("hello")
     before, said = list(chat.messages), ""
     try:

@@ -283,6 +283,7 @@ def test_two_requests_at_once_are_one_turn(tmp_path: Path) -> None:
     ("what", "status", "words"),
     [
         ("silent", "invalid", "has asked nothing"),
+        ("text", "invalid", "the agent returned '1.0', which is no reward"),
         ("rewritten", "rewritten", "message 0 is not"),
         ("two", "crashed", "BadRequestError: "),
     ],
