@@ -336,6 +336,7 @@ class AgentPool(EnvironmentPool):
         for branch in session.branches:
             branch.begin_again()
         session.attempt, session.waits = 0, False
+        session.counts = dict.fromkeys(session.counts, 0.0)
         if session.last is not None:
             session.last.cancel()
         session.last = None

@@ -162,7 +162,7 @@ async def deadly(row: Row, *, base_url: str, api_key: str, flag: str) -> float:
     """End its process once, behind the second turn."""
     chat = Chat(base_url, api_key)
     for number in range(3):
-        await chat.say(str(number))
+        await chat.say(str(number), tools=[TOOL])
         if number == 1 and not Path(flag).exists():
             Path(flag).touch()
             os._exit(1)

@@ -460,8 +460,9 @@ def test_an_agent_whose_process_dies_plays_again(name: str, status: str, tmp_pat
             if reply.status != "ok":
                 break
             assert texts(reply) == [str(number) if name != "otherwise" else "first"]
-            reply = await episode.say(f"x{number}")
+            reply = await episode.say(f"<tool_call>{number}")
         assert (reply.status, reply.step.done) == (status, status == "ok"), reply
+        assert reply.step.metrics.get("wrong_calls", 3.0) == 3.0, "those of its last life"
 
     play(name, story, flag=str(tmp_path / "flag"))
 
