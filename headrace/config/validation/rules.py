@@ -198,12 +198,13 @@ RULES: tuple[Rule, ...] = (
         and c.environment.rewritten == "branch"
         and not (
             c.environment.is_agent
+            and not c.environment.scored
             and c.schedule.mode == "streaming"
             and c.schedule.num_generations == 1
             and not _cuts_responses(c)
         ),
-        '"branch" is for agents, in a stream whose windows hold whole answers (schedule.window, '
-        'across_turns), with schedule.num_generations = 1; use "fail"',
+        '"branch" is for agents that pay themselves, in a stream whose windows hold whole answers '
+        '(schedule.window, across_turns), with schedule.num_generations = 1; use "fail"',
     ),
     Rule(
         "algorithm.turns",

@@ -54,6 +54,7 @@ RANKER = ("reward.kind=ranker", "learner.ranker.lr=1e-4")
 WARMUP = ("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
 BY_TURNS = ("environment.name=guess", "schedule.across_turns=false")
 BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "environment.name=pag")
+BRANCHES = ("environment.name=command", "environment.rewritten=branch", "schedule.window=240")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +192,7 @@ BY_ACT = ("algorithm.advantages.whiten_by_act=true", "algorithm.turns=turn", "en
         ([*RANKER, *ALONG, "evaluation.samples=4"], "versions of a ranker score one group"),
         (["transport.heartbeat_timeout_s=2"], "should be at least three heartbeats"),
         (["evaluation.only=true", "evaluation.before=false"], "evaluation.before: must be true"),
+        ([*BRANCHES, "environment.scored=true"], '"branch" is for agents that pay themselves'),
     ],
 )
 def test_a_broken_rule_says_what_to_do(
