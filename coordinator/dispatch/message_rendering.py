@@ -108,7 +108,8 @@ class MessageRenderer:
     ) -> tuple[str, list[str], list[str]]:
         """Return the template's texts: all before, those around the messages, marks of JSON."""
         said = [
-            {"role": message.role, "content": f'f3a9d{number}e1"', "name": "tool"}
+            {"role": message.role, "content": f'f3a9d{number}e1"'}
+            | ({"name": "tool"} if message.role == "tool" else {})
             for number, message in enumerate(messages)
         ]
         opening = _OPENING[:1] if is_first else _OPENING
