@@ -171,7 +171,7 @@ def _plain(value: float) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".")
 
 
-def _rows(run: RunData, wanted: dict[str, Any], top: RowPage) -> int:
+def _rows(run: RunData, wanted: dict[str, Any], top: RowPage) -> int | None:
     """The table, a page of it at a time, of which `top` is the first; returns the trajectory to
     read where none is chosen."""
     table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
@@ -238,10 +238,10 @@ def _picked(key: str, ids: list[int]) -> None:
         st.session_state[TRAJECTORY] = str(ids[rows[0]])
 
 
-def worth_reading(rows: pd.DataFrame) -> int:
+def worth_reading(rows: pd.DataFrame) -> int | None:
     """The first trajectory that has ended and has tokens; else the first with tokens; else the
-    first."""
+    first. None: since the page was counted, none of its answers matches any more."""
     some = rows[rows["length"] > 0]
     whole = some[some["status"].isin(["finished", "truncated"])]
-    best = next(found for found in (whole, some, rows) if len(found))
-    return int(best["trajectory_id"].iloc[0])
+    every = (key for found in (whole, some, rows) for key in found["trajectory_id"])
+    return next((int(key) for key in every), None)

@@ -434,6 +434,7 @@ def test_the_first_answer_shown_is_one_that_has_ended() -> None:
     assert worth_reading(rows) == 7
     assert worth_reading(rows[:2]) == 8
     assert worth_reading(rows[:1]) == 9
+    assert worth_reading(rows[:0]) is None, "the answers of a live page may have gone on"
 
 
 PAGE_NAMES = ["overview", "learning", "rewards", "pipeline", "trajectories", "dropped"]
