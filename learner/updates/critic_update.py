@@ -121,8 +121,9 @@ class CriticUpdate(ModelUpdate):
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """The value model's outputs for windows, and its targets for answers."""
-        return {"values and value targets": torch.cat([self._extra, self.targets])}
+        """The value model's outputs for windows and for answers, and its targets."""
+        seen = [self._extra, self.start.numbers, self.targets]
+        return {"values and value targets": torch.cat(seen)}
 
     def values_of(self, windows: PolicyBatch, *, at_cuts: bool) -> tuple[Tensor, Tensor | None]:
         """Return values under the weights of the update's start.

@@ -190,6 +190,18 @@ def test_a_value_that_is_not_finite_leaves_the_head_alone(model: ModelConfig) ->
     assert torch.equal(learner.critic.head.sums, sums)
 
 
+def test_features_that_are_not_finite_leave_the_head_alone(model: ModelConfig) -> None:
+    """Of a warm-up, too, where no window reads them."""
+    learner, shard = Learner(model), with_statistics(record(seed=1))
+    learner.run(shard)
+    sums = learner.critic.head.sums.clone()
+    for parameter in learner.critic.network.parameters():
+        parameter.fill_(torch.nan)
+    outcome = learner.run(replace(shard, windows=[]), update=2)
+    assert "values" in str(outcome.skipped)
+    assert torch.equal(learner.critic.head.sums, sums)
+
+
 def test_the_first_layers_alone(model: ModelConfig) -> None:
     """Fewer features, and those are what all layers begin with."""
     whole, first = Learner(model), Learner(model, layers=1)
