@@ -26,6 +26,7 @@ _BEGIN = re.compile(
     r"(?<![A-Za-z0-9_.,\\{/^])(?!(?:(?<=times )|(?<=cdot )|(?<=\* )|(?<=\*))10\s*\^)"
     r"[-+]?(?:[0-9]|\.[0-9]|\\frac\{)"
 )
+_ROUNDED = re.compile(r"(?:(?:rounded|correct) )?\bto \w+ (?:decimal|significant) \w+", re.I)
 _MOST_NUMBERS = 50
 
 
@@ -74,7 +75,7 @@ def _given(text: str) -> Quantity | None:
     found = find(text)
     if (whole := _quantity(found.answer)) is not None:
         return whole
-    text = tidy(found.answer or found.around)
+    text = _ROUNDED.sub("", tidy(found.answer or found.around))
     begins = [match.start() for match in _BEGIN.finditer(text)][-_MOST_NUMBERS:]
     for begin in reversed(begins):
         # A number with as much behind it as is still a unit.

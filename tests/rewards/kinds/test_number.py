@@ -21,6 +21,8 @@ SAME = [
     ("100", "\\boxed{100.9}"),
     ("2.5e-3 mol", "\\boxed{2.5 \\times 10^{-3} \\text{ mol}}"),
     ("6 L", "\\boxed{0.006 \\text{ m}^3}"),
+    ("42", "The answer is 42 (rounded to 2 decimal places)."),
+    ("9.81 m/s^2", "It is 9.81 m/s^2, correct to 3 significant figures."),
     ("100 N", "The force is F = 100 N"),
     ("0.5", "\\boxed{\\frac{1}{2}}"),
     ("0.001 m", "\\boxed{10^{-3} \\text{ m}}"),
