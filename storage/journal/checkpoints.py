@@ -5,6 +5,7 @@ Only manifests are read, and of the journal only what they name. A checkpoint wh
 no place in it rests on anything; a run cannot resume from one whose manifest is unreadable.
 """
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from headrace.protocol.messages.control import JournalEnd
 from headrace.run_files.run_folder import read_manifest
 from storage.journal.record_batches import DamagedError
 from storage.journal.segments import digest_at, end_of
+
+log = logging.getLogger(__name__)
 
 
 class OrphanCheckpoint(NamedTuple):
@@ -32,6 +35,8 @@ def orphan_checkpoints(run_dir: Path) -> list[OrphanCheckpoint]:
             end = JournalEnd(int(named["records"]), str(named["digest"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
+        # It takes a second each, and a supervisor ends a start that says nothing for two minutes.
+        log.info("comparing %s with the journal", path.name)
         if digest_at(run_dir / "journal", end.records) != end.digest:
             found.append(OrphanCheckpoint(path, end.records))
     return sorted(found, key=lambda orphan: orphan.records)

@@ -227,7 +227,9 @@ def without_sql(run_dir: Path) -> None:
         path.unlink()
 
 
-def test_a_journal_cut_in_half_is_not_resumed_from(tmp_path: Path) -> None:
+def test_a_journal_cut_in_half_is_not_resumed_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Cut where a batch ends, so that nothing in the file itself is wrong; SQL is gone, too. The
     refusal changes nothing, and with the whole journal back the run opens."""
     run_dir = tmp_path / "run"
@@ -246,7 +248,9 @@ def test_a_journal_cut_in_half_is_not_resumed_from(tmp_path: Path) -> None:
         assert path.read_bytes() == whole[:half]
     assert any("does not hold" in f.text for f in audit_run(run_dir).findings)
     path.write_bytes(whole)
-    RunStore.open(run_dir).close()
+    with caplog.at_level("INFO"):
+        RunStore.open(run_dir).close()
+    assert "comparing step_1 with the journal" in caplog.text
 
 
 def test_a_repair_says_what_is_lost_and_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
