@@ -47,6 +47,9 @@ def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
 
     The answers are texts or chat messages; without a prompt it is what both chats begin with."""
     texts = [_answer(record, name, where) for name in ("chosen", "rejected")]
+    begins = [x[:-1] for name in ("chosen", "rejected") if isinstance(x := record[name], list)]
+    if begins[1:] and begins[0] != begins[1]:
+        raise UserError(f"{where}: chosen and rejected do not begin alike: give each as one text")
     margin, rule = record.get("margin"), record.get("rule")
     if margin is not None and not _is_number(margin):
         raise UserError(f"{where}: margin is {str(margin)[:40]!r}, and should be a number")
@@ -163,8 +166,6 @@ def _common(record: Record, where: str) -> Prompt:
     chosen, rejected = record["chosen"], record["rejected"]
     if not isinstance(chosen, list) or not isinstance(rejected, list) or len(chosen) < 2:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
-    if chosen[:-1] != rejected[:-1]:
-        raise UserError(f"{where}: chosen and rejected do not begin alike, and there is no prompt")
     return read_prompt(chosen[:-1], images_of(record), where)
 
 

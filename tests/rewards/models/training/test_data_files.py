@@ -57,6 +57,10 @@ def test_labels_of_lines() -> None:
             {"chosen": said("a"), "rejected": [*said("b"), *said("c")]},
             "row 3: chosen and rejected do not begin alike",
         ),
+        (
+            {"prompt": CHAT, "chosen": said("a")[1:], "rejected": [*said("b")[1:], *said("c")]},
+            "do not begin alike: give each as one text",
+        ),
     ],
 )
 def test_a_preference_that_is_none(row: dict[str, Any], message: str) -> None:
