@@ -21,7 +21,7 @@ from storage.queries import GroupAnswer
 from tasks.datasets.answers import COMPLETION_KEYS as RESPONSES
 from tasks.datasets.answers import text_of
 from tasks.datasets.conversations import read_prompt
-from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
+from tasks.datasets.dataset_files import PROMPT_KEYS, check_characters, images_of, look_up
 from tasks.datasets.records import Record, find_files, lacking, read_records
 from tasks.rows import prompt_text
 
@@ -39,6 +39,8 @@ def rows(path: str, limit: int | None = None) -> list[tuple[str, str, Record]]:
     )
     if not (chosen := list(islice(found, limit))):
         raise UserError(f"{path} has no rows: name a file with at least one")
+    for _, where, record in chosen:
+        check_characters(json.dumps(record, ensure_ascii=False, default=lambda _: ""), where)
     return chosen
 
 

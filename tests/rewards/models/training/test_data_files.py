@@ -91,6 +91,9 @@ def test_rows_say_where_they_are(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"pairs\.jsonl, row 2: not JSON"):
         rows(str(path))
     assert rows(str(path), limit=1) == [(str(tmp_path), f"{path}, row 1", {"a": 1})]
+    path.write_text(json.dumps({"prompt": "cut \ud83d"}) + "\n")
+    with pytest.raises(UserError, match=r"pairs\.jsonl, row 1: half a character"):
+        rows(str(path))
 
 
 def test_answers_of_a_run_make_pairs_within_their_group() -> None:
