@@ -12,7 +12,6 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 from headrace.config.sections.task import DatasetConfig, TaskConfig, members
 from headrace.errors import UserError
@@ -47,19 +46,6 @@ PROCEDURAL_TASKS = {
 
 MAX_GENERATED = 1_000_000
 """Number of problems generated at a time."""
-
-
-class PromptSource(Protocol):
-    """Supplier of the coordinator's prompts."""
-
-    def row_at(self, position: int) -> TaskRow:
-        """The training row at `position` >= 0 of the endless stream."""
-
-    def eval_rows(self, count: int) -> list[TaskRow]:
-        """`count` held-out rows, or all there are when a dataset has fewer."""
-
-    def training_rows(self, count: int) -> list[TaskRow]:
-        """The first `count` training rows, each once, or all that a dataset has."""
 
 
 class ProceduralSource:
@@ -143,17 +129,20 @@ def _with_own_ids(rows: list[TaskRow], seen: Counter[str]) -> list[TaskRow]:
 class MixtureSource:
     """The rows of a task's sources in turn, each of a domain; of one alone it has no name."""
 
-    def __init__(self, domains: Mapping[str, PromptSource]) -> None:
+    def __init__(self, domains: Mapping[str, ProceduralSource | DatasetSource]) -> None:
         self.domains = domains
 
     def row_at(self, position: int) -> TaskRow:
+        """The training row at `position` >= 0 of the endless stream."""
         place, turn = divmod(position, len(self.domains))
         return list(self.domains.values())[turn].row_at(place)
 
     def eval_rows(self, count: int) -> list[TaskRow]:
+        """`count` held-out rows, or all there are when a dataset has fewer."""
         return _in_turn([domain.eval_rows(count) for domain in self.domains.values()], count)
 
     def training_rows(self, count: int) -> list[TaskRow]:
+        """The first `count` training rows, each once, or all that a dataset has."""
         return _in_turn([domain.training_rows(count) for domain in self.domains.values()], count)
 
 
@@ -233,7 +222,7 @@ def build_source(task: TaskConfig, seed: int) -> MixtureSource:
     UserError: its data cannot be used."""
     found = {name: _split(name, t) for name, t in members(task).items() if t.kind == "dataset"}
     held_out = {_question(row) for _, rows in found.values() for row in rows}
-    sources: dict[str, PromptSource] = {}
+    sources: dict[str, ProceduralSource | DatasetSource] = {}
     for name, member in members(task).items():
         if member.kind == "dataset":
             training = [row for row in found[name][0] if _question(row) not in held_out]
