@@ -18,13 +18,10 @@ import string
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import Literal
 
 from tasks.procedural.base import Phase, ProceduralTask
 
 LABELS = string.ascii_letters
-
-Style = Literal["direct", "jumps", "fine", "other"]
 
 _TERM = re.compile(r"([a-zA-Z])([1-9])")
 _PROMPT = re.compile(r"(?:[a-zA-Z][1-9])+=")
@@ -102,7 +99,7 @@ def sample_response(digits: list[int], rng: Random, mixture: StyleMixture) -> st
     return write_fine(digits)
 
 
-def style_of(response: str) -> Style:
+def style_of(response: str) -> str:
     """The style that a response is written in; `other` when it is none of the three."""
     body = _ANSWER.sub("", response)
     if body == response:
