@@ -103,12 +103,10 @@ class Activations:
         kept, computed = "layers", "gradients of a layer"
         if self.checkpointing:
             kept, computed = "inputs of layers", "one layer and its gradients"
-        late = ("last norm and logits", self.head)
-        if self.backward > self.head:
-            late = (computed, self.backward)
+        late = computed if self.backward > self.head else "last norm and logits"
         parts = {
             kept: self.layers,
-            late[0]: late[1],
+            late: max(self.head, self.backward),
             "carried keys": self.carried,
             "weights in bfloat16": self.weights,
             "ids and losses": self.streams,
