@@ -407,10 +407,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.value.context",
-        lambda c: (
-            c.anchor_tokens > 0
-            and all(source.kind != "pairwise" for source in c.reward.each().values())
-        ),
+        lambda c: c.anchor_tokens > 0
+        and all(source.kind != "pairwise" for source in c.reward.each().values()),
         '"anchor" is for rewards of the kind "pairwise", and there are none',
     ),
     Rule(
