@@ -17,10 +17,9 @@ from collections.abc import Iterator
 OWN_MAP_BYTES = 1 << 20
 """Minimum size of a block with a map of its own, which goes back when it is freed. New pages take
 time, so that it is only for processes that hold too much without."""
-ARENAS = 2
 OWN_MAP, ARENA_MAX = "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX"
 """Environment variables by which glibc takes both; values that are set there count."""
-_MALLOPT = {OWN_MAP: (-3, OWN_MAP_BYTES), ARENA_MAX: (-8, ARENAS)}
+_MALLOPT = {OWN_MAP: (-3, OWN_MAP_BYTES), ARENA_MAX: (-8, 2)}
 
 
 def give_back() -> None:

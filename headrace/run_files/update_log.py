@@ -21,7 +21,6 @@ import msgspec
 from headrace.run_files.checked_lines import whole_lines
 
 FOLDER = "applied"
-_JOURNAL = "journal"
 _KINDS = frozenset(
     {"WindowsClosed", "BatchTaken", "BatchReturned", "UpdateCommitted", "LineageBegan"}
 )
@@ -87,7 +86,7 @@ def compare(run_dir: Path) -> UpdateLogComparison:
     found = UpdateLogComparison()
     if not (run_dir / FOLDER).is_dir():
         return found
-    commits = _surviving(_records(run_dir / _JOURNAL))
+    commits = _surviving(_records(run_dir / "journal"))
     lines: dict[int, list[tuple[str, AppliedUpdate]]] = defaultdict(list)
     for rank, line in read_applied(run_dir):
         lines[line.batch_id].append((rank, line))

@@ -48,7 +48,6 @@ _QWEN_TOKENS = {
     "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>",
     "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
 }  # fmt: skip
-_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _IDEFICS_TOKENS = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>")
 ModelAndProcessor = tuple[PreTrainedModel, Any]
 """A model and its processor."""
@@ -105,7 +104,7 @@ def _qwen(
         image_processor=Qwen2VLImageProcessor(size=size, **parts),
         video_processor=video_processor(**parts),
         tokenizer=tokenizer,
-        chat_template=_CHAT.replace("IMAGE", _QWEN_IMAGE),
+        chat_template=_CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
     )
     return model(shape), reads
 
