@@ -20,7 +20,7 @@ from random import Random
 from typing import TypeVar
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -193,13 +193,7 @@ def train(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
+    with Progress() as progress:
         bar = progress.add_task("cold start", total=steps)
         for step, texts in enumerate(training_texts(curriculum, seed, steps)):
             first = step < int(steps * curriculum.first_phase)
