@@ -51,7 +51,6 @@ class Arm:
 
 
 def key(arm: Arm, seed: int) -> str:
-    """Return the key of a run's row."""
     return f"{arm.name}/{seed}/{arm.digest()}"
 
 

@@ -22,7 +22,6 @@ Figures = Mapping[str, Any]
 
 
 def time_call(run: Callable[[], object]) -> float:
-    """Return the seconds of a call."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
@@ -49,7 +48,6 @@ def in_turns(
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Divide ours by theirs, turn by turn."""
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 

@@ -46,7 +46,6 @@ class CoordinatorUsage(NamedTuple):
         return self.loop_s + self.recorder_s + self.sockets_s
 
     def since(self, before: Self) -> "CoordinatorUsage":
-        """Return the usage since then."""
         return CoordinatorUsage(*(now - then for now, then in zip(self, before, strict=True)))
 
 

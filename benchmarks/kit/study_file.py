@@ -193,7 +193,6 @@ class StudyFile(_StudyTable):
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """Return the names of all studies."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 

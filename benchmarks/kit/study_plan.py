@@ -107,7 +107,6 @@ class Study:
         return replace(arm, name=name, overrides=(*arm.overrides, *more))
 
     def part_plan(self, name: str) -> Plan:
-        """Return the runs of a part."""
         return self._ordered(
             [arm for _, arm in self.part(name).values()], self.file.parts[name].seeds
         )

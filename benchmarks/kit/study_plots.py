@@ -34,7 +34,6 @@ STYLE: dict[RcKeyType, Any] = {
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write and close a figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg", metadata={"Date": None})
     plt.close(figure)

@@ -32,14 +32,12 @@ class Table(NamedTuple):
         return cls(tuple(columns), [tuple(f(item) for f in columns.values()) for item in items])
 
     def markdown(self) -> str:
-        """Return the table in Markdown."""
         head = [f"| {' | '.join(self.titles)} |", "|" + "---|" * len(self.titles)]
         return "".join(
             f"{line}\n" for line in (*head, *(f"| {' | '.join(x)} |" for x in self.lines))
         )
 
     def show(self, title: str) -> None:
-        """Print the table on the terminal."""
         shown = rich_table.Table(title=title, title_justify="left")
         for name in self.titles:
             shown.add_column(name, no_wrap=True)
@@ -130,7 +128,6 @@ def beside(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, least and largest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 

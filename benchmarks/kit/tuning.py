@@ -129,6 +129,5 @@ class Tuning:
 
 
 def point_text(point: Point) -> str:
-    """Format a point."""
     shown = {name: v if isinstance(v, str) else f"{v:g}" for name, v in point.items()}
     return ", ".join(f"{name} {value}" for name, value in shown.items())

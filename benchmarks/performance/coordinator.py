@@ -172,7 +172,6 @@ def _figures(chunks: int, samples: Sequence[CoordinatorUsage]) -> dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("coordinator", __doc__)
     parser.add_argument("--few", type=int, default=64, help="active trajectories of one side")
     parser.add_argument("--many", type=int, default=16384, help="and of the other")

@@ -234,7 +234,6 @@ def explained(values: Floats, returns: Floats, weights: Floats) -> float:
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print."""
     parser = command_line("critic", __doc__)
     parser.add_argument("run", help="the run's name or folder")
     parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs are")

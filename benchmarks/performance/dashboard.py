@@ -260,7 +260,6 @@ def rows_of(run_dir: Path) -> dict[str, int]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all figures."""
     size = shape(options.metric_rows, options.trajectories)
     root = options.root / f"{size.metric_rows}-{size.trajectories}"
     make_run(root / OTHER, shape(size.metric_rows // 10, size.trajectories // 10))
@@ -304,7 +303,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("dashboard", __doc__)
     parser.add_argument("--metric-rows", type=int, default=10_000_000, help="of the run")
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of that run")

@@ -80,7 +80,6 @@ def turns_of(run_dir: Path, out: Path, turns: int) -> Figures:
 
 
 def summary(figures: Figures) -> dict[str, Any]:
-    """Return the figures of a row."""
     cpu = {name: [round(each["cpu_s"], 3) for each in turns] for name, turns in figures.items()}
     ratio = spread(ratios(cpu["rewrite"], cpu["export"]))
     return {
@@ -114,7 +113,6 @@ def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """Format a row for the terminal."""
     cpu = {name: statistics.median(turns) for name, turns in row["cpu_s"].items()}
     ratio = row["ratio"]
     return (
@@ -125,7 +123,6 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("export", __doc__)
     parser.add_argument(
         "--tokens", type=int, nargs="+", default=[1_000_000, 10_000_000], help="sizes of the run"

@@ -259,7 +259,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("generator", __doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="a model folder")
     parser.add_argument("--in-flight", type=int, default=64, help="responses at once")

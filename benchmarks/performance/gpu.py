@@ -257,7 +257,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("gpu", __doc__)
     parser.add_argument("--size", choices=SIZES, default="0.5b", help="of the random model")
     parser.add_argument("--answers", type=int, default=32, help="windows of an update")

@@ -325,7 +325,6 @@ def unfinished(count: int, window: int, start: int) -> Shard:
 
 
 def against_loop(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare ours with a plain loop."""
     ours = BenchLearner(budget=options.budget)
     plain = PaddedLoop(MODEL, budget=options.budget, lr=(POLICY_LR, VALUE_LR))
     batch = partial(demo_shard, trajectories=options.trajectories, window=options.window)
@@ -428,7 +427,6 @@ AGAINST: dict[str, tuple[Callable[[argparse.Namespace], dict[str, Any]], int, in
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the selected comparison."""
     measured, trajectories, window = AGAINST[options.against]
     options.trajectories = options.trajectories or trajectories
     options.window = options.window or window
@@ -437,7 +435,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("learner", __doc__)
     parser.add_argument("--against", choices=AGAINST, default="loop", help="the other way")
     parser.add_argument("--repeats", type=int, default=7, help="turns of all sides")

@@ -36,7 +36,6 @@ class Turns:
     """An environment that inserts the same in each of eight turns, after a while."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        """Begin an episode."""
         self._left = TURNS
 
     async def step(self, turn: PolicyTurn) -> Step:
@@ -82,7 +81,6 @@ def model_of(folder: Path, tokens: int) -> Path:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare both sides in turns."""
     if options.engine == "fake":
         os.environ[FAKE_STEP] = "0.01"
     common = [
@@ -125,7 +123,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print."""
     parser = command_line("turns", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--recipe", default="recipes/calculator.toml", help="the rest of the run")

@@ -80,7 +80,6 @@ def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> flo
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare both sides in turns."""
     recipe = options.recipe
     overrides = [f"evaluation.num_prompts={options.prompts}", *options.overrides]
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
@@ -109,7 +108,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print."""
     parser = command_line("whole-path", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument(

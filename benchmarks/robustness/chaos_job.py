@@ -53,7 +53,6 @@ class ManyTurns:
     """An environment of two to six turns; words and rewards depend on seed and turns."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        """Begin an episode."""
         self._draw = random.Random(seed)
         self._left = self._draw.randint(2, 6)
 
@@ -81,12 +80,10 @@ class RunFolder:
         self.root = root
 
     def exists(self) -> bool:
-        """Return whether there is a run folder."""
         return any(path.is_dir() for path in self.root.iterdir())
 
     @property
     def run_dir(self) -> Path:
-        """The only run folder."""
         (folder,) = [p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()]
         return folder
 
@@ -214,7 +211,6 @@ class ChaosJob(RunFolder):
         self._count_orphans()
 
     def end(self) -> None:
-        """Kill the job if it still runs."""
         self._look()
         if self._process.poll() is None:
             self._process.kill()

@@ -85,7 +85,6 @@ class NamespaceNetwork:
         _run("ip", "-n", name, "link", "set", device, "up")
 
     def address(self, host: int) -> str:
-        """Return a host's address."""
         return f"10.77.0.{host + 1}"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:

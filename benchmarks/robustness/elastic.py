@@ -185,7 +185,6 @@ def elsewhere(records: Sequence[Record], killed: dict[str, float]) -> list[float
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the trials and print."""
     parser = command_line("elastic", __doc__)
     parser.add_argument("--events", type=int, default=30, help="of a trial")
     parser.add_argument("--most", type=int, default=16, help="generators at once")

@@ -309,7 +309,6 @@ async def _all_paces(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("fleet", __doc__)
     sizes = [16, 64, 256, 1000]
     parser.add_argument("--generators", type=int, nargs="+", default=sizes, help="each counted")

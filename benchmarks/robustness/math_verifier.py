@@ -53,7 +53,6 @@ def read_cases(path: Path) -> list[VerifierCase]:
 
 
 def golden_cases() -> list[VerifierCase]:
-    """Return the golden cases of the tests."""
     from tests.rewards.math_cases import RIGHT, WRONG
 
     return [
@@ -151,7 +150,6 @@ def _label(name: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("math-verifier", __doc__)
     parser.add_argument(
         "files",

@@ -50,7 +50,6 @@ def measure(run_dir: Path) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print."""
     parser = command_line("restart", __doc__)
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the largest size")
     parser.add_argument("--tokens", type=int, default=64, help="at most, of a chunk")

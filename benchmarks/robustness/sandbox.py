@@ -72,7 +72,6 @@ async def failures(
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all figures."""
     trials: list[LayerTrial] = []
     for layer in LAYERS:
         trials.append(await try_layer(layer))
@@ -101,7 +100,6 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
     parser = command_line("sandbox", __doc__)
     parser.add_argument("--programs", type=int, default=200, help="short programs to time")
     parser.add_argument("--seconds", type=float, default=10.0, help="deadline of a solution")

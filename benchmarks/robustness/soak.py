@@ -134,7 +134,6 @@ def _held(looks: Sequence[MemorySample], since: float, until: float) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run and print."""
     parser = command_line("soak", __doc__)
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the run")
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")

@@ -41,7 +41,6 @@ Arms = Mapping[str, Mapping[int, Row]]
 
 
 def race_of(study: Study) -> Race:
-    """Return the race of the study's file."""
     assert study.file.race is not None
     return study.file.race
 

@@ -51,7 +51,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
-    """Parse the options of the study in a file."""
     file = study_file.load(path, settings[-1] if settings else None)
     parser = command_line(path.stem, about(path))
     parser.set_defaults(part=None, setting=None)

@@ -75,7 +75,6 @@ class TrlComparison:
 
     @cached_property
     def studies(self) -> dict[str, Study]:
-        """The studies by part."""
         found = {part: Study.load("trl", part) for part in PARTS}
         if self.updates is not None:
             file = found[SPEED].file
@@ -111,7 +110,6 @@ class TrlComparison:
         return {(part, mode): self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES}
 
     def plan(self, seeds: Sequence[int]) -> Plan:
-        """Plan all of `arms`."""
         return in_drawn_order(list(self.arms().values()), seeds)
 
     def shown(self, seeds: Sequence[int]) -> dict[tuple[str, str], dict[int, Row]]:
@@ -154,7 +152,6 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the options."""
     parser = command_line("trl", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer seeds, no tuning")
     parser.add_argument("--seeds", type=int, help="number of seeds, instead of the study's")
@@ -232,7 +229,6 @@ def arm_figures(found: TrlComparison, rows: Mapping[str, Mapping[int, Row]]) -> 
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print the arms, and the ratio in words."""
     arms_table(result).show("trl")
     if result["ratio"] is not None:
         print(ratio_line(result))

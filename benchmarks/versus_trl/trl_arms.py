@@ -85,7 +85,6 @@ def run(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
 
 
 def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
-    """Run TRL; return the row."""
     config = load_recipe(ROOT / arm.recipe, [f"seed={seed}", *arm.overrides])
     folder = Path(tempfile.mkdtemp(prefix=f"trl-{seed}-", dir=root))
     job = job_of(config, arm.point, folder)
@@ -204,7 +203,6 @@ def trainer_arguments(config: RunConfig, point: Point, folder: Path) -> dict[str
 
 
 def write_rows(path: Path, rows: Sequence[TaskRow]) -> None:
-    """Write prompts and answers as JSONL."""
     lines = (json.dumps({"prompt": row.prompt, "answer": row.answer}) for row in rows)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

@@ -163,13 +163,11 @@ class TrlRunCallback(TrainerCallback):
 
 
 def read_rows(path: str) -> Rows:
-    """Read the rows of a JSONL file."""
     with open(path, encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def train(job: TrlJob, say: Say) -> None:
-    """Run a job to its end."""
     scorer = TrlReward(job)
     course = TrlRunCallback(job, scorer, read_rows(job.held_out_rows), say)
     trainer = GRPOTrainer(
