@@ -154,7 +154,6 @@ def missing_package_line(error: ModuleNotFoundError) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
     arguments = parse(argv)
     if arguments.version:
         from headrace.host.install import version

@@ -73,11 +73,9 @@ class Monitor:
                 newest = message
 
     def send_command(self, action: Literal["stop", "interrupt"]) -> None:
-        """Send the coordinator a command."""
         self._send(Command(action=action))
 
     def close(self) -> None:
-        """Close the connection."""
         self._dealer.close()
 
     def _send(self, message: StatusRequest | Command) -> None:

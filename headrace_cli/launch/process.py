@@ -59,7 +59,6 @@ def describe_exit(code: int) -> str:
 
 
 def fill_placeholders(argv: Iterable[str], placeholders: Mapping[str, str]) -> list[str]:
-    """A command with its placeholders replaced."""
     words = list(argv)
     for placeholder, value in placeholders.items():
         words = [word.replace(placeholder, value) for word in words]

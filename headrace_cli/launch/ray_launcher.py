@@ -171,7 +171,6 @@ class RayLauncher(ProcessLauncher):
         child.remote.actor.signal.remote(number)
 
     def ask_for_stacks(self, child: ChildProcess) -> None:
-        """Have the actor ask."""
         child.remote.actor.ask_for_stacks.remote()
 
     def reap(self, child: ChildProcess) -> int | None:

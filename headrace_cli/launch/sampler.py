@@ -41,7 +41,6 @@ class Sampler:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     async def sample(

@@ -120,7 +120,6 @@ class Supervisor:
         self._unwritten = b""
 
     def run(self) -> RunOutcome:
-        """Run to the end; returns how it ended."""
         with contextlib.suppress(OSError):  # a disk that takes nothing
             cut_torn(self._run_dir / EVENTS_FILE)
         with signal_handler(self._interrupted, *stop_signals()), self._launcher:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a run's data to a file."""
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     named = arguments.format or arguments.out.suffix or os.path.isdir(arguments.out)
     if not named:

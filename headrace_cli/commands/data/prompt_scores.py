@@ -51,7 +51,6 @@ def score(arguments: argparse.Namespace) -> int:
 
 
 def select(arguments: argparse.Namespace) -> int:
-    """Select, write the file and print the table."""
     from tasks.datasets.selection import select_prompts
     from tasks.rows import question_of
 

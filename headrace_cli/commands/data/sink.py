@@ -56,12 +56,10 @@ class Jsonl:
         self._file: IO[str] = (run.folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        """One line."""
         self._file.write(json.dumps({"step": step, "at": at, **metrics}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -85,7 +83,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()
 
 
@@ -161,12 +158,10 @@ class MLflow:
         client.log_dict(self._id, dict(run.config), "config.json")
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        """All numbers of a step."""
         taken = [self._metric(name, x, int(at * 1000), step) for name, x in metrics.items()]
         self._client.log_batch(self._id, metrics=taken)
 
     def close(self) -> None:
-        """The run is over."""
         self._client.set_terminated(self._id)
 
 
@@ -174,7 +169,6 @@ SINKS: dict[str, type[Sink]] = {
     "tensorboard": TensorBoard, "trackio": Trackio, "wandb": WeightsAndBiases, "mlflow": MLflow,
     "jsonl": Jsonl,
 }  # fmt: skip
-"""Those that are there."""
 
 
 def sink_of(name: str) -> Sink:

@@ -23,7 +23,6 @@ ResultRow = Sequence[Any]
 
 
 def sql(arguments: argparse.Namespace) -> int:
-    """Print the answer to a query."""
     if arguments.limit < 0 or arguments.memory < 1:
         raise UserError("--limit is at least 0, and --memory at least 1")
     if not 0 <= arguments.seconds <= TIMEOUT_MAX:

@@ -197,7 +197,6 @@ class ReplayReport:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Recompute an update and report differences."""
     if not arguments.tolerance >= 0:
         raise UserError("--tolerance is a number from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)

@@ -81,7 +81,6 @@ def _noted(notes: dict[str, Any]) -> str:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """One run's figures and its ledger."""
     run_dir = run_folder.find_run(_root(arguments), arguments.name)
     from storage.queries import run_summary
 

@@ -295,7 +295,6 @@ class AnchorJudges:
 
 
 def _comparison(source: SourceConfig) -> Compare:
-    """Return the comparison of a pairwise reward model."""
     from rewards.kinds import model_folder
     from rewards.models.scorer import PairScorer
 

@@ -43,7 +43,6 @@ class RowFile:
             run_folder.write_atomically(self._part, "".join(f"{line}\n" for line in lines))
 
     def add(self, row: OutputRow) -> None:
-        """Keep a row."""
         self.rows[row["index"]] = row
         with self._part.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row, default=str) + "\n")

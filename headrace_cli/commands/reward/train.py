@@ -54,7 +54,6 @@ class RewardScreen:
             self._bar.start()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
         print_line(self._console, text)
 
     def step(self, line: StepLine, steps: int) -> None:
@@ -87,14 +86,12 @@ class RewardScreen:
             self.note(f"held out after {line.step} steps: {found}")
 
     def close(self) -> None:
-        """Leave the last picture on the screen."""
         if self._bar is not None:
             with suppress(OSError):  # a terminal that is gone
                 self._bar.stop()
 
 
 def sft(arguments: argparse.Namespace) -> int:
-    """Fine-tune a policy by a recipe, or go on with one."""
     return train(arguments, expects=SftConfig)
 
 

@@ -41,7 +41,6 @@ from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
     arguments.no_dashboard = True
     if arguments.on == "ray":
         return _on_ray(arguments)
@@ -110,7 +109,6 @@ def _on_ray(arguments: argparse.Namespace) -> int:
 
 
 def _write_job(arguments: argparse.Namespace) -> int:
-    """Write the scripts of a job and print how it is submitted."""
     sizes = ("nodes", "cpus_per_node", "gpus_per_node", "learner_nodes")
     own = {name: getattr(arguments, name) for name in (*sizes, "time", "partition", "account")}
     asked = SlurmJob(**own, more=tuple(arguments.sbatch))

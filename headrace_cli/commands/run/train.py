@@ -48,7 +48,6 @@ RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "stor
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
     hardware = detect()
     run_dir, config = prepare_run(arguments, lambda config: check_start(config, hardware))
     console, fresh = Console(), not arguments.resume

@@ -78,7 +78,6 @@ class ModelPlayer(TerminalPlayer):
         self._is_chat = False
 
     def start_episode(self, row: Any, step: Step) -> None:
-        """Read the prompt and the reset's messages."""
         encoded = self._prompts.encode(row)
         self._is_chat, self._ids = self._prompts.is_chat(encoded.messages), encoded.ids.tolist()
         self._insert(step, is_first=True)
@@ -99,7 +98,6 @@ class ModelPlayer(TerminalPlayer):
         return PolicyTurn(self._prompts.decode(found.numpy().astype(np.int32)), len(found))
 
     def observe(self, step: Step) -> None:
-        """Read the environment's answer."""
         self._insert(step, is_first=False)
 
     def _insert(self, step: Step, *, is_first: bool) -> None:

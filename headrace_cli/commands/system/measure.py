@@ -333,7 +333,6 @@ class MemoryWatch(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Look until the end."""
         while not self._ended.wait(LOOK_EVERY_S):
             self.peaks |= self._look()
 

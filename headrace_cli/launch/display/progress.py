@@ -151,7 +151,6 @@ class PlainScreen:
         self.note(f"{texts.phase:<12} {updates}{shown}{message}".rstrip())
 
     def note(self, text: str) -> None:
-        """Print a line."""
         print_line(self._console, text)
 
     def close(self) -> None:
@@ -167,7 +166,6 @@ class LiveScreen:
         self._live.start()
 
     def show(self, status: Status) -> None:
-        """Redraw."""
         self._live.update(self._render(status))
 
     def note(self, text: str) -> None:
@@ -249,7 +247,6 @@ class ConsoleController:
         self._is_missed = False
 
     def connect(self, address: str) -> None:
-        """Talk to the coordinator at this address from now on."""
         if self._monitor is not None:
             self._monitor.close()
         self._monitor = Monitor(self._config, address)
@@ -277,7 +274,6 @@ class ConsoleController:
             self._monitor.request_status()
 
     def note(self, text: str) -> None:
-        """Show a line that stays."""
         self._screen.note(text)
 
     @property
@@ -301,12 +297,10 @@ class ConsoleController:
         return self.last is not None and self.last.stalled
 
     def request_stop(self) -> None:
-        """Ask the coordinator to end the run in good order."""
         if self._monitor is not None:
             self._monitor.send_command("interrupt")
 
     def close(self) -> None:
-        """Close the connection and the screen."""
         if self._monitor is not None:
             self._monitor.close()
         self._screen.close()
