@@ -122,7 +122,6 @@ def take_picture(
 
 
 def reduce_colours(picture: bytes) -> bytes:
-    """The same picture with few colours."""
     plain = Image.open(io.BytesIO(picture)).convert("RGB")
     few = plain.quantize(COLOURS, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE)
     written = io.BytesIO()
@@ -142,7 +141,6 @@ def worth_showing(run_dir: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the pictures; the exit code."""
     parser = argparse.ArgumentParser(prog="screenshots", description=__doc__.splitlines()[0])
     parser.add_argument("run", help="folder name of a run that has ended")
     parser.add_argument("other", help="folder name of the run that it is compared with")

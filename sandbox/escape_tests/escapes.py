@@ -61,7 +61,6 @@ class EscapeResult:
 
 
 def names() -> list[str]:
-    """Return the names of all escapes."""
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
@@ -82,7 +81,6 @@ async def try_all(layer: str, python: Interpreter | None = None) -> list[EscapeR
 
 
 async def attempt(name: str, layer: str, factory: CellFactoryClient) -> EscapeResult:
-    """Try one escape."""
     text = (FOLDER / f"{name}.txt").read_text(encoding="ascii")
     source, _, checks = text.partition(CHECKS_MARK)
     with EscapeEnvironment() as environment:
@@ -262,7 +260,6 @@ class EscapeEnvironment:
         return "; ".join(f"{name} = {value!r}" for name, value in values.items()) + "\n"
 
     def harm(self) -> list[str]:
-        """Return what has changed."""
         found = [
             f"{name} was reached" for name, each in self._sockets.items() if _was_reached(each)
         ]
@@ -297,7 +294,6 @@ class EscapeEnvironment:
 
 
 def _was_reached(listener: socket.socket) -> bool:
-    """Return whether anything arrived."""
     with contextlib.suppress(BlockingIOError):
         if listener.type == socket.SOCK_STREAM:
             listener.accept()[0].close()

@@ -54,13 +54,11 @@ def unshare(flags: int) -> None:
 
 
 def prctl(option: int, *arguments: int) -> int:
-    """An operation on this process."""
     given = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
     return _checked(_libc.prctl(option, *given), f"prctl {option}")
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """mount(2)."""
     done = _libc.mount(
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
     )
