@@ -61,7 +61,6 @@ SCHEMAS = ("native", "trl", "verl", "turns")
 TABLES = ("trajectories", "tokens", "metrics", "windows", "scores")
 """Tables of `headrace sql`."""
 SINKS = ("tensorboard", "trackio", "wandb", "mlflow", "jsonl")
-"""Names of the built-in sinks."""
 FORMS = ("table", "csv", "json")
 """Output formats of a query's answer."""
 NORMS = ("raw", "quantile", "zscore")

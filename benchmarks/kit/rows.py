@@ -24,7 +24,6 @@ from headrace.host.hardware import detect
 from headrace.host.install import ROOT
 
 FORMAT = 3
-"""Version of the row format."""
 RESULTS = ROOT / "benchmarks" / "results"
 DIRTY = "-dirty"
 UNKNOWN = "unknown"

@@ -41,12 +41,9 @@ from storage.run_store import RunStore
 MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
 STARTED_AT = 1_767_268_800.0
 UPDATE_SECONDS = 20.0
-"""Duration of an update."""
 RECORDS_PER_APPEND = 8_000
-"""Approximate number of records per append."""
 CHECKPOINT_EVERY = 20
 EVALUATIONS = 10
-"""Number of evaluations during a run."""
 TOKENS = (3, 18)
 """Ids of the demonstration's tokens."""
 GENERATORS = tuple(f"generator-{number}" for number in range(4))

@@ -18,7 +18,6 @@ from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import align_columns
 
 MAX_CELL_CHARACTERS = 60
-"""Characters of a table's cell at most."""
 ResultRow = Sequence[Any]
 
 
