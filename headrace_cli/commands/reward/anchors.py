@@ -31,7 +31,6 @@ from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     MAX_SKIPS,
-    TaskPrompt,
     UnjudgedError,
     draw_seed,
     print_result,
@@ -109,22 +108,22 @@ class AnchorSelection:
         source = build_source(config.task, config.seed)
         found: dict[str, AnchorPrompt] = {}
 
-        def keep(asked: TaskPrompt, *, out: bool) -> bool:
+        def keep(row: Any, ids: list[int], *, out: bool) -> bool:
             """Keep a prompt; return whether it is new."""
-            text = rendered_prompt(self._tokenizer, asked.row.prompt, mode)
-            name = self._judges.source_of(asked.row)
-            new = AnchorPrompt(len(found), asked.row, asked.ids, text, name, out)
+            text = rendered_prompt(self._tokenizer, row.prompt, mode)
+            name = self._judges.source_of(row)
+            new = AnchorPrompt(len(found), row, ids, text, name, out)
             return found.setdefault(text, new) is new
 
         for row in source.eval_rows(config.evaluation.num_prompts):
-            one = TaskPrompt(row, prompt_ids(self._tokenizer, row.prompt, mode))
-            if len(one.ids) <= config.task.max_prompt_length:
-                keep(one, out=True)
+            ids = prompt_ids(self._tokenizer, row.prompt, mode)
+            if len(ids) <= config.task.max_prompt_length:
+                keep(row, ids, out=True)
         files = source.domains.get("")
         each = len(files.training) if isinstance(files, DatasetSource) else None
         left, repeated = count or each or DEFAULT_PROMPTS, 0
-        for asked in islice(training_prompts(config, self._tokenizer), each):
-            new = keep(asked, out=False)
+        for row, ids in islice(training_prompts(config, self._tokenizer), each):
+            new = keep(row, ids, out=False)
             left, repeated = left - new, 0 if new else repeated + 1
             if not left or repeated == MAX_SKIPS:
                 break
@@ -206,9 +205,6 @@ class AnchorPick(NamedTuple):
 
     place: int
     score: float
-
-
-Compare = Callable[[Any, Sequence[str]], AnchorPick]
 
 
 class AnchorJudges:
@@ -294,7 +290,7 @@ class AnchorJudges:
         )
 
 
-def _comparison(source: SourceConfig) -> Compare:
+def _comparison(source: SourceConfig) -> Callable[[Any, Sequence[str]], AnchorPick]:
     from rewards.kinds import model_folder
     from rewards.models.scorer import PairScorer
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -56,14 +56,7 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     return resolve_generator(config, hardware.gpus, bfloat16=hardware.bfloat16).config
 
 
-class TaskPrompt(NamedTuple):
-    """A row of the task with its prompt's token ids."""
-
-    row: Any
-    ids: list[int]
-
-
-def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[TaskPrompt]:
+def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[tuple[Any, list[int]]]:
     """Yield the task's training prompts in a run's order, without end and without too long ones."""
     from rewards.models.encoding import prompt_ids
     from tasks.datasets.source import build_source
@@ -75,7 +68,7 @@ def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[TaskPrompt]:
         ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
         position += 1
         if len(ids) <= longest:
-            yield TaskPrompt(row, ids)
+            yield row, ids
             skipped = 0
         elif (skipped := skipped + 1) == MAX_SKIPS:
             raise UserError(
