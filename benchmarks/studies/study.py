@@ -111,10 +111,12 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
         return 0
     if part == "tune" or any(is_missing(key(arm, seed), rows.rows) for arm, seed, _ in plan):
         prepare(file.prepare)
+    measure: Measure = run_arm
+    if file.facts is not None:  # fields of the study's own in the row
+        measure = partial(run_arm, facts=thing_of(file.facts))
     runner = Runner(
-        study.name, rows, measure_of(study),
-        jobs=options.jobs, timed=file.timed, keep=options.keep,
-    )  # fmt: skip
+        study.name, rows, measure, jobs=options.jobs, timed=file.timed, keep=options.keep
+    )
     failed: list[str] = []
     if part == "tune":
         runner.tune(study.tuning(rows), modes)
@@ -138,13 +140,6 @@ def chosen(study: Study, options: argparse.Namespace) -> tuple[list[str], list[i
     if options.seeds is not None:
         seeds = list(range(file.seeds[0], file.seeds[0] + options.seeds))
     return modes, options.seed_list or seeds
-
-
-def measure_of(study: Study) -> Measure:
-    """Return the function that runs an arm, with the study's own facts in the row."""
-    if study.file.facts is None:
-        return run_arm
-    return partial(run_arm, facts=thing_of(study.file.facts))
 
 
 def report(

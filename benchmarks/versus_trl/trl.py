@@ -145,7 +145,9 @@ def main(argv: list[str]) -> int:
             runner.tune(found.tuning, MODES)
         failed = runner.run_all(found.plan(seeds))
     result = summarise(found, seeds)
-    show(result)
+    arms_table(result).show("trl")
+    if result["ratio"] is not None:
+        print(ratio_line(result))
     if options.json:
         print(result_line(result))
     return 1 if failed else 0
@@ -226,12 +228,6 @@ def arm_figures(found: TrlComparison, rows: Mapping[str, Mapping[int, Row]]) -> 
 
 
 # -- on the terminal ------------------------------------------------------------------------------
-
-
-def show(result: Mapping[str, Any]) -> None:
-    arms_table(result).show("trl")
-    if result["ratio"] is not None:
-        print(ratio_line(result))
 
 
 def arms_table(result: Mapping[str, Any]) -> Table:
