@@ -95,9 +95,7 @@ async def _killed(server: PinnedCoordinator, reward: CountingReward) -> float:
 
 
 def _is_expected(finding: Finding) -> bool:
-    """Return whether a finding is the benchmark's: a cut-off write or no checkpoint.
-
-    The kill that ends the run may cut a write off, and no checkpoint is ever written."""
+    """Return whether a finding is the benchmark's: a cut-off write or no checkpoint."""
     if finding.kind == "checkpoint":
         return finding.text.endswith(NO_CHECKPOINT)
     return finding.kind == "torn"
