@@ -194,7 +194,7 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
     shard = Shard(sequences=[sequence], windows=[window], values=[whole], groups=[group])
     part = BatchPart(batch_id=1, rank=0, index=2, shard=shard)
     header, raw = message_codec(max_bytes=LIMIT).encode(part)
-    assert PROTOCOL_VERSION == 16
+    assert PROTOCOL_VERSION == 17
     assert msgspec.msgpack.decode(header[3:]) == {
         "type": "BatchPart",
         "batch_id": 1,
@@ -315,7 +315,7 @@ def rejected(*frames: bytes) -> str:
 def test_another_version_is_named() -> None:
     header, raw = message_codec(max_bytes=LIMIT).encode(Heartbeat())
     other = b"HR" + bytes([PROTOCOL_VERSION + 1]) + header[3:]
-    assert rejected(other, raw) == "protocol version 17, this is 16"
+    assert rejected(other, raw) == "protocol version 18, this is 17"
 
 
 def test_frames_that_are_no_message() -> None:
