@@ -463,6 +463,7 @@ class VllmEngine:
         """Pause, replace, mark the boundary, resume; return the seconds of the pause."""
         while self._submitting:
             await asyncio.sleep(0)
+        self.preempted += await self._count_preempted()
         paused = time.perf_counter()
         await self._pause()
         taken = await self._replace(source)
@@ -486,7 +487,6 @@ class VllmEngine:
         if recompute and self._settings.media is not None:
             # The engine process forgets its images, so the renderer has to send all of them again.
             await self._engine.renderer.clear_mm_cache_async()
-        self.preempted += await self._count_preempted()
         if not self._broken:
             await core.pause_scheduler_async(mode="keep", clear_cache=recompute)
         while not core.outputs_queue.empty():
