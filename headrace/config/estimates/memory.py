@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config.estimates.activations import critic_shape, largest_activations, reference_shape
-from headrace.config.estimates.model_shape import ModelShape, tensor_sizes
+from headrace.config.estimates.model_shape import ModelShape, tensor_sizes, weight_files
 from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
@@ -171,7 +171,7 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     scorers = sum(source.children * _scorer_bytes(source) for source in reward.each().values())
     parts["rewards"] = reward.workers * (REWARD_PROCESS + scorers)
     for name, judge in reward.judges.items():
-        stored = sum(file.stat().st_size for file in Path(judge.path).glob("*.safetensors"))
+        stored = sum(file.stat().st_size for file in weight_files(Path(judge.path)))
         on_host = 0 if on_gpu else 2 * stored + int(judge.kv_cache_gib * 2**30)
         parts[f"judge {name}"] = VLLM_PROCESSES[on_gpu] + on_host
     if config.dashboard.enabled:
