@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.kit.command_line import command_line
 from benchmarks.performance.learner import batch_of
@@ -56,10 +57,8 @@ from learner.batching.batch import loss_counts
 from learner.batching.shards import merge_shards
 from learner.models.deepspeed_engine import join_ranks
 from learner.models.feature_network import FeatureEngine
-from learner.process.checkpoint import CRITIC, POLICY
-from learner.process.checkpointing import RankCheckpoints
+from learner.process.checkpoint import CRITIC, POLICY, STATE
 from learner.process.model_set import ModelSet
-from learner.process.rank_broadcast import RankRelay
 from learner.process.trainer import Trainer
 from learner.updates.critic_update import critic_update_class
 from rewards.labeling.offline_scoring import open_scorer
@@ -191,11 +190,8 @@ def values_of(
         read_image=MediaStore(run_dir / MEDIA).read,
     )  # fmt: skip
     engine, slots = models.engines[CRITIC], algorithm.value
-    # Trained weights come from its folder; optimizer states may be cut for several ranks.
-    relay = RankRelay(rank=0, world=1)
-    RankCheckpoints(
-        run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work, tell=print
-    ).restore(checkpoint, {CRITIC: engine} if isinstance(engine, FeatureEngine) else {})
+    if isinstance(engine, FeatureEngine):  # Other trained weights come from the model's folder.
+        engine.load_state(load_file(checkpoint / STATE / f"{CRITIC}-0.safetensors"))
     shard = Shard(
         sequences=[
             BatchSequence(
