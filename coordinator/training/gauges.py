@@ -207,8 +207,9 @@ def _prefill(reports: list[GeneratorReport]) -> dict[str, float]:
     sampled = sum(report.tokens for report in reports)
     computed = sum(report.prefill_tokens for report in reports)
     preempted = sum(report.preempted for report in reports)
-    found = {"perf/prefill_per_token": computed / sampled, "perf/preempted": float(preempted)}
-    return found if sampled else {}
+    if not sampled:
+        return {}
+    return {"perf/prefill_per_token": computed / sampled, "perf/preempted": float(preempted)}
 
 
 def _seconds(report: GeneratorReport) -> float:
