@@ -59,8 +59,6 @@ def same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     return bool(left == right)
 
 
