@@ -67,7 +67,7 @@ _ALL = (
     MetricInfo("critic/values/max", "", "largest value"),
     MetricInfo("critic/values/mean", "", "mean value", "near the mean reward"),
     MetricInfo("critic/values/min", "", "smallest value"),
-    MetricInfo("critic/vf_explained_var", "", "share of the returns' variance that values explain", "above 0, rising"),
+    MetricInfo("critic/vf_explained_var", "", "share of the returns' variance that values explain (verl: of the value targets')", "above 0, rising"),
     MetricInfo("critic/vf_loss", "", "value loss", "falling"),
     MetricInfo("egae/advantage_abs", "reward", "mean |advantage| before whitening", "above 0"),
     MetricInfo("egae/bootstrap_share", "share", "policy windows behind whose cut a guessed value stands", "below 0.95"),
