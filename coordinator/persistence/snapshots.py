@@ -202,8 +202,9 @@ def restored(config: RunConfig, journal: RunStore) -> State:
         begin = offset + 1
         break
     followed = 0
-    for followed, record in enumerate(_told(journal.replay(begin)), 1):
+    for record in _told(journal.replay(begin)):
         state.apply(record)
+        followed += 1
     origin = f"the snapshot at record {begin - 1} and " if begin else ""
     took = time.monotonic() - began
     log.info("the state is made of %s%d records, in %.1f s", origin, followed, took)
