@@ -106,6 +106,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             end_token_ids=ends,
             max_num_seqs=generator.seats,
             dtype=generator.dtype,
+            quantization=generator.quantization,
             kv_cache_gib=generator.kv_cache_gib,
             gpu_memory_utilization=generator.gpu_memory_utilization or GPU_MEMORY_SHARE,
             tensor_parallel_size=generator.tensor_parallel_size,

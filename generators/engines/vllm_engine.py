@@ -81,6 +81,7 @@ class VllmSettings:
     end_token_ids: tuple[int, ...]
     max_num_seqs: int = 128
     dtype: str = "float32"
+    quantization: str | None = None
     kv_cache_gib: float = 1.0
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
@@ -272,6 +273,7 @@ class VllmEngine:
             "skip_tokenizer_init": s.media is None,
             "trust_remote_code": s.trust_remote_code,
             "dtype": s.dtype,
+            "quantization": s.quantization,
             "max_model_len": s.max_model_len,
             "max_num_seqs": s.max_num_seqs,
             "enforce_eager": s.enforce_eager,

@@ -195,6 +195,10 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
             f"GPU: {hardware.without or 'none is offered'}; `headrace doctor` says more",
         ),
         (
+            config.generator.quantization and not hardware.torch_cuda,
+            "generator.quantization is for GPUs: vLLM has no such kernels on most processors",
+        ),
+        (
             count and width > count,
             f"generator.tensor_parallel_size = {width} but this machine has {count} GPU(s)",
         ),

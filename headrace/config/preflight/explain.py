@@ -265,7 +265,8 @@ def _kv_cache(config: RunConfig, shape: ModelShape, hardware: Hardware) -> Fact:
     room = own.kv_cache_gib * GIB
     if hardware.gpus:
         card = own.tensor_parallel_size * hardware.gpus[-1].memory_bytes
-        room = max(0.0, (own.gpu_memory_utilization or 0.0) * card - width * shape.parameters)
+        weights = shape.parameters * (1 if own.quantization else width)
+        room = max(0.0, (own.gpu_memory_utilization or 0.0) * card - weights)
     held = int(room / (config.longest * shape.kv_bytes_per_token * width / 2))
     meaning = f"of a generator: about {held:,} trajectories of {config.longest:,} tokens"
     if held < own.seats:

@@ -63,6 +63,11 @@ class GeneratorConfig(StrictModel):
     """Precision of the engine. auto: bfloat16 on a GPU, else float32. bfloat16: where the processor
     has its products, else float32."""
 
+    quantization: Literal["fp8"] | None = None
+    """fp8: on a GPU, linear layers multiply in eight bits, with one scale a tensor; vLLM quantizes
+    each version as it loads. Training takes the logprobs of the quantized policy for the sampler's.
+    None: all is in `dtype`."""
+
     kv_cache_gib: float = Field(default=1.0, gt=0)
     """Memory for keys and values on a CPU."""
 

@@ -510,6 +510,11 @@ RULES: tuple[Rule, ...] = (
         'is "merged" where generator.engine is not "vllm"',
     ),
     Rule(
+        "generator.quantization",
+        lambda c: c.generator.quantization is not None and c.generator.engine != "vllm",
+        'is for generator.engine = "vllm"',
+    ),
+    Rule(
         "generator.weights",
         lambda c: c.generator.weights == "broadcast"
         and (c.generator.engine != "vllm" or c.learner.published_adapter is not None),

@@ -732,6 +732,7 @@ def test_what_is_largest_is_said_with_a_key_that_lowers_it(
             gpus(card(free=20)),
             "GPU 0 has 20.0 of 80.0 GiB free; 1 learner rank(s) take about 0.0",
         ),
+        (["generator.quantization=fp8"], PLENTY, "generator.quantization is for GPUs"),
     ],
 )
 def test_a_gpu_that_cannot_do_it_is_one_line(
@@ -754,6 +755,7 @@ def test_a_gpu_that_cannot_do_it_is_one_line(
         ([], gpus(card(), driver_cuda="")),  # not known
         (["learner.ranks=2", "learner.device=cpu"], gpus(card())),
         (["generator.gpu_memory_utilization=0.2"], gpus(card(), card(1, free=20))),
+        (["generator.quantization=fp8"], gpus(card(), card(1))),
     ],
 )
 def test_gpus_that_can_do_it(
