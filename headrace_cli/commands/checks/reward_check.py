@@ -75,11 +75,11 @@ def check_anchors(config: RunConfig) -> None:
 
 
 def _anchored_prompts(config: RunConfig) -> Iterator[Any]:
-    from tasks.datasets.source import DatasetSource, build_source, every_row
+    from tasks.datasets.source import DatasetSource, build_source
 
     source = build_source(config.task, config.seed)
-    files = source.domains.get("")
-    yield from files.training if isinstance(files, DatasetSource) else every_row(config.task)
+    for domain in source.domains.values():
+        yield from domain.training if isinstance(domain, DatasetSource) else domain.training_rows(1)
     if config.evaluation.rows == "held_out":
         yield from source.eval_rows(config.evaluation.num_prompts)
 

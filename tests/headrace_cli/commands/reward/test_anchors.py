@@ -16,6 +16,7 @@ from headrace_cli.commands.reward.anchors import best_of
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import print_result
 from rewards.models.scorer import PairScorer
+from tasks.datasets.source import build_source
 from tests.pair_model import write_pair_model
 
 POLICY = Path(__file__).parents[4] / "recipes" / "models" / "tracking-cold"
@@ -211,6 +212,29 @@ def test_prompts_without_anchors_are_found_before_a_run(kitchen: Kitchen, tmp_pa
     other = f'{options}={{anchors="null",column="none"}}'
     with pytest.raises(UserError, match="none"):
         check_reward(load_recipe(kitchen.recipe, [other]))
+
+
+@pytest.mark.parametrize("kind", ["tracking", "mixture"])
+def test_prompts_that_the_command_leaves_out_need_no_anchors(
+    kitchen: Kitchen, tmp_path: Path, kind: str
+) -> None:
+    """Those of another seed, and of a mixture held-out ones that no evaluation asks."""
+    words = ["seed=1", "task.min_terms=6", "task.max_terms=6"]
+    if kind == "mixture":
+        rows = [{"prompt": f"{number}a14=", "answer": "1"} for number in range(40)]
+        data, words = tmp_path / "rows.jsonl", []
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        cups = f'{{ kind = "dataset", path = "{data}", eval_fraction = 0.5 }}'
+        text = kitchen.recipe.read_text().replace(
+            'kind = "tracking"', f'kind = "mixture"\ndatasets = {{ cups = {cups} }}'
+        )
+        kitchen.recipe.write_text("".join(x for x in text.splitlines(True) if "_terms" not in x))
+    config = load_recipe(kitchen.recipe, words)
+    source = build_source(config.task, config.seed)
+    asked = [*source.training_rows(1 if words else 40), *source.eval_rows(2)]
+    made = [json.dumps({"prompt": row.prompt, "anchor": "#1"}) for row in asked]
+    kitchen.anchors.write_text("\n".join(dict.fromkeys(made)))
+    check_anchors(config)
 
 
 @pytest.mark.parametrize(
