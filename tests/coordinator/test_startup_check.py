@@ -240,9 +240,9 @@ async def joined_late(
     """The learner of a run that has trained for a while, and generators that have just joined."""
     address = coordinator.start()
     learner = ScriptedLearner(address, "learner-0")
+    classes: list[type[ScriptedGenerator]] = [ScriptedGenerator, *kinds]
     generator, *late = (
-        kind(address, f"generator-{number}", capacity=8)
-        for number, kind in enumerate((ScriptedGenerator, *kinds))
+        kind(address, f"generator-{number}", capacity=8) for number, kind in enumerate(classes)
     )
     peers: list[Any] = [generator, ScriptedReward(address, "reward-0"), learner]
     tasks = [asyncio.create_task(peer.run()) for peer in peers]
