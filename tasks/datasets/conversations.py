@@ -45,8 +45,8 @@ def _message(turn: Any, waiting: Iterator[Any], where: str, *, placed: bool) -> 
         raise UserError(f"{where}: the prompt is neither text nor a list of messages")
     role = turn.get("role", turn.get("from"))
     content = turn.get("content", turn.get("value"))
-    if not isinstance(role, str) or not isinstance(content, str | list):
-        raise UserError(f"{where}: a message of the prompt has no role or no content")
+    if turn.get("tool_calls") or not isinstance(role, str) or not isinstance(content, str | list):
+        raise UserError(f"{where}: a message of the prompt has no role or content, or tool_calls")
     role = ROLES.get(role, role)
     if isinstance(content, str):
         if not placed or PLACEHOLDER not in content:

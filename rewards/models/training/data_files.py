@@ -79,7 +79,7 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
         raise lacking(record, "answer", where, (*RESPONSES, *CHATS))
     said = read_prompt(chat, images_of(record), where)
     assert isinstance(said, list), "messages stay messages"
-    if said[-1]["role"] != "assistant" or not isinstance(said[-1]["content"], str):
+    if said[-1]["role"] != "assistant" or not text_of(said[-1]):
         raise UserError(f"{where}: the last message is not a text of the assistant")
     return Demonstration(said[:-1], said[-1]["content"], where, folder, tools, task)
 

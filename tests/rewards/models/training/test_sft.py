@@ -94,6 +94,8 @@ def test_rows_as_the_field_writes_them(row: dict[str, Any], found: Demonstration
         ({"response": "12"}, "row 3: no prompt"),
         ({"prompt": "p", "response": 12}, "row 3: response is neither a text nor a chat"),
         ({"messages": [*ANSWERED, *CHAT]}, "row 3: the last message is not a text of the assist"),
+        ({"messages": [*CHAT, {**ANSWERED[-1], "content": ""}]}, "row 3: the last message is not"),
+        ({"messages": [*CHAT, {**TURNS[1], "tool_calls": [TOOL]}, *TURNS[2:]]}, "or tool_calls"),
         ({"prompt": CHAT, "completion": TURNS[1:3]}, "row 3: the last message is not a text of"),
         ({"messages": ["a", "b"]}, "row 3: the prompt is neither text nor a list of messages"),
         ({"prompt": "p", "response": "12", "tools": "add"}, "row 3: tools should be a list"),
