@@ -144,6 +144,8 @@ def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
 def _prompt(record: Record, where: str) -> Prompt | None:
     names = ("prompt_messages", *PROMPT_KEYS)  # the former of a run's preferences
     found = next(filter(None, (look_up(record, name) for name in names)), None)
+    if found and found == record.get("input") and record.get("instruction"):
+        raise UserError(f"{where}: write instruction and input into one column, `prompt`")
     return None if found is None else read_prompt(found, images_of(record), where)
 
 

@@ -92,6 +92,7 @@ def test_rows_as_the_field_writes_them(row: dict[str, Any], found: Demonstration
     [
         ({"prompt": "p"}, "row 3: no answer"),
         ({"response": "12"}, "row 3: no prompt"),
+        ({"instruction": "Add.", "input": "7+5", "output": "12"}, "row 3: write instruction and"),
         ({"prompt": "p", "response": 12}, "row 3: response is neither a text nor a chat"),
         ({"messages": [*ANSWERED, *CHAT]}, "row 3: the last message is not a text of the assist"),
         ({"messages": [*CHAT, {**ANSWERED[-1], "content": ""}]}, "row 3: the last message is not"),
