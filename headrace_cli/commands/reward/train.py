@@ -142,9 +142,12 @@ def _configured(arguments: argparse.Namespace) -> RewardModelConfig:
         if value is not None:
             overrides.append(f"{key}={json.dumps(str(value))}")
     config = load_reward_model(Path(arguments.recipe), overrides)
-    out = Path(config.out) if config.out is not None else None
+    out = Path(config.out).resolve() if config.out is not None else None
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is no empty folder; name another one with --out")
+    if out is not None:  # said now if it cannot be, and the same wherever the run is resumed
+        out.mkdir(parents=True, exist_ok=True)
+        config = config.model_copy(update={"out": str(out)})
     return with_local_model(_with_run(config), download=True)
 
 
@@ -178,6 +181,7 @@ def _resumed(
     config = run_folder.read_reward_model_config(run_dir)
     if read_status(run_dir).status == "finished":
         raise UserError(f"{run_dir.name} has finished; train another one from its model instead")
+    run_folder.name_latest(run_dir)
     return run_dir, config
 
 

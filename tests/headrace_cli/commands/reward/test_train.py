@@ -26,6 +26,7 @@ from headrace.run_files.reward_model_run import (
 from headrace.run_files.reward_model_run import StepLine as Step
 from headrace_cli.cli import main
 from headrace_cli.commands.reward.train import RewardScreen, stop_on_interrupt
+from rewards.models.training.train import TrainingResult
 
 ROOT = Path(__file__).resolve().parents[4]
 RECIPES = sorted((ROOT / "recipes" / "reward-models").glob("*.toml"))
@@ -187,6 +188,28 @@ def test_resuming(capsys: pytest.CaptureFixture[str], scripted: Path) -> None:
     (scripted / run_folder.NOTES).write_text('{"archived": true}')
     assert main(["reward", "train", "--resume", "latest", *root]) == 2
     assert "no reward model was trained" in capsys.readouterr().err
+
+
+def test_a_resume_goes_on_in_the_folders_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--out` may be relative, and `latest` is the last run that was resumed."""
+    outs: list[str | None] = []
+
+    def interrupted(config: RewardModelConfig, *_: Any, **settings: Any) -> TrainingResult:
+        outs.append(config.out)
+        return TrainingResult(None, 0, {})
+
+    monkeypatch.setattr("rewards.models.training.train.train", interrupted)
+    root = tmp_path / "runs"
+    monkeypatch.chdir(tmp_path)
+    assert main(["reward", "train", str(LINES), "--out", "model", "--root", str(root)]) == 130
+    (begun,) = run_folder.run_names(root)
+    run_folder.make_run_folder(load_reward_model(PAIRS, [f'root="{root}"']))
+    monkeypatch.chdir(ROOT)
+    assert main(["reward", "train", "--resume", begun, "--root", str(root)]) == 130
+    assert outs == 2 * [str((tmp_path / "model").resolve())]
+    assert run_folder.latest_name(root) == begun
 
 
 def test_lines_of_steps_that_will_be_taken_again_are_forgotten(scripted: Path) -> None:
