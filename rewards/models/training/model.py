@@ -63,6 +63,8 @@ class RewardModel:
             torch.set_num_threads(config.engine.threads)
         torch.manual_seed(config.seed)
         models = config.model
+        if config.training.from_scratch:  # a random tower has to learn, before a resume and after
+            models = models.model_copy(update={"freeze_vision": False})
         if resumed is not None:
             folder = str(resumed / HF)
             models = models.model_copy(update={"path": folder, "critic_path": folder})

@@ -106,13 +106,13 @@ def test_scores_are_the_same_alone_and_in_a_pack(start: Path, tmp_path: Path) ->
     assert figures[0] == pytest.approx(figures[1], abs=1e-5)
 
 
-@pytest.mark.parametrize("frozen", ["true", "false"])
+@pytest.mark.parametrize(("frozen", "scratch"), [("true", False), ("false", False), ("true", True)])
 def test_an_interrupted_training_goes_on_to_the_bit(
-    start: Path, tmp_path: Path, frozen: str
+    start: Path, tmp_path: Path, frozen: str, scratch: bool
 ) -> None:
-    kept = f"model.freeze_vision={frozen}"
-    whole, _ = run(small(tmp_path / "whole", start, kept, steps=4))
-    config, watch = small(tmp_path / "halves", start, kept, steps=4), Silence()
+    kept = [f"model.freeze_vision={frozen}", f"training.from_scratch={str(scratch).lower()}"]
+    whole, _ = run(small(tmp_path / "whole", start, *kept, steps=4))
+    config, watch = small(tmp_path / "halves", start, *kept, steps=4), Silence()
     halves, outcome = run(config, watch=watch, should_stop=lambda: len(watch.steps) == 2)
     assert outcome.model is None
     run(config, halves)
@@ -125,7 +125,7 @@ def test_an_interrupted_training_goes_on_to_the_bit(
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
     first = load_file(start / "model.safetensors")
     moved = any(not torch.equal(one[n], x) for n, x in first.items() if ".visual." in n)
-    assert moved == (frozen == "false")
+    assert moved == (frozen == "false" or scratch)
 
 
 def test_pairs_in_files_name_images_by_path(start: Path, tmp_path: Path) -> None:
