@@ -234,11 +234,11 @@ class TrainingLoop:
         self._figures = self._trainee.evaluate()
         line = EvaluationLine(self._step, flat(self._figures), self._seconds, time.time())
         self._held_out.append(line.figures)
-        append_line(self._run_dir, line)
-        self._watch.evaluated(line)
         if self._config.training.patience is not None and not self._evaluations_since_best():
             self._best = self._figures
             self._trainee.save(self._run_dir / BEST, self._run_dir.name)
+        append_line(self._run_dir, line)  # behind the model: with a line it is not evaluated again
+        self._watch.evaluated(line)
 
     def _checkpoint(self) -> None:
         """Write everything that a resumed run needs under checkpoints/step_N."""

@@ -14,6 +14,7 @@ from headrace.config.sections.reward_model import RewardModelConfig, TaskDataCon
 from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
 from headrace.run_files.reward_model_run import EvaluationLine, read_lines
+from headrace.run_files.run_folder import make_run_folder
 from headrace_cli.cli import main
 from rewards.models.training import synthetic_errors
 from rewards.models.training.data_files import read_demonstration
@@ -232,6 +233,28 @@ def test_it_ends_early_and_keeps_the_best(tmp_path: Path) -> None:
     assert report["after"]["loss"] == losses[0]
     held_out = queries.run_summary(run_dir)["held_out"]
     assert held_out["after"] == held_out["before"]
+
+
+def test_a_best_model_that_could_not_be_written_is_written_by_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that follows is better, so that the first one is the result."""
+    config = recipe(
+        tmp_path, "training.from_scratch=false", "training.patience=1", "training.lr=1.0",
+        "training.evaluate_every=2", "training.warmup_steps=0",
+    )  # fmt: skip
+    run_dir = make_run_folder(config)
+
+    def full(model: RewardModel, folder: Path, run_id: str) -> None:
+        folder.mkdir()
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(RewardModel, "save", full)
+        run(config, run_dir)
+    _, outcome = run(config, run_dir)
+    assert outcome.step == 2
+    assert AutoModelForCausalLM.from_pretrained(outcome.model).num_parameters() > 600_000
 
 
 def test_the_command_trains_what_it_is_for(
