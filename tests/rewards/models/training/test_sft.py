@@ -249,9 +249,10 @@ def test_a_best_model_that_could_not_be_written_is_written_by_a_resume(
         folder.mkdir()
         raise OSError("no space")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+    with monkeypatch.context() as patch:
         patch.setattr(RewardModel, "save", full)
-        run(config, run_dir)
+        with pytest.raises(OSError, match="no space"):
+            run(config, run_dir)
     _, outcome = run(config, run_dir)
     assert outcome.step == 2
     assert AutoModelForCausalLM.from_pretrained(outcome.model).num_parameters() > 600_000
