@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from environments.chat_messages import ChatMessage, RefusedError, event_of, read_chat
 from environments.child import Ended
 from environments.tools import ToolCall, calls_in, text_before_calls
 from environments.worker import TRIES, ChildGoneError, EnvironmentChild, EnvironmentPool
@@ -40,8 +41,6 @@ MOST_BODY = 2 << 20
 """Maximum number of bytes of a request."""
 BRANCH_S = 0.02
 """Seconds between two look-ups of the session of a branch."""
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-         "tool": "tool"}  # fmt: skip
 ASIDE = {
     "messages", "model", "tools", "user", "metadata", "store", "service_tier", "logprobs",
     "top_logprobs", "parallel_tool_calls", "return_token_ids", "prompt_cache_key",
@@ -58,22 +57,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "auto"), "response_format": (None, {"type": "text"}),
 }  # fmt: skip
 """Parameters that are accepted with these values alone."""
-
-
-class RefusedError(Exception):
-    """A request gets no turn; one line, and the HTTP status."""
-
-    def __init__(self, text: str, status: int = 400) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class ChatMessage(msgspec.Struct, frozen=True):
-    """Message of a chat, with the fields in which two messages can differ."""
-
-    role: str
-    content: str
-    calls: list[ToolCall] = []
 
 
 @dataclass(eq=False)
@@ -381,7 +364,7 @@ class AgentPool(EnvironmentPool):
         try:
             body, answer = await self._completion(request)
             if body.get("stream"):
-                return web.Response(body=_event(answer), content_type="text/event-stream")
+                return web.Response(body=event_of(answer), content_type="text/event-stream")
             return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
         except RefusedError as refused:
             said = {"message": str(refused), "type": "invalid_request_error", "code": None}
@@ -393,7 +376,7 @@ class AgentPool(EnvironmentPool):
         try:
             body = msgspec.json.decode(await request.read(), type=dict[str, Any])
             self._check(body)
-            asked = _chat(body.get("messages"))
+            asked = read_chat(body.get("messages"))
         except web.HTTPRequestEntityTooLarge:
             raise RefusedError(f"a request has at most {MOST_BODY} bytes", 413) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -562,48 +545,6 @@ class AgentPool(EnvironmentPool):
         if not calls or len(calls) < len(found):
             return ChatMessage("assistant", turn.text)
         return ChatMessage("assistant", text_before_calls(turn.text, form), calls)
-
-
-def _event(answer: dict[str, Any]) -> bytes:
-    """A completion as the one event of a stream: the policy's turn comes whole."""
-    told = dict(answer["choices"][0])
-    delta = dict(told.pop("message"))
-    if "tool_calls" in delta:
-        delta["tool_calls"] = [{"index": i, **c} for i, c in enumerate(delta["tool_calls"])]
-    choices = [told | {"delta": delta}]
-    chunk = answer | {"object": "chat.completion.chunk", "choices": choices}
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\ndata: [DONE]\n\n"
-
-
-def _chat(messages: Any) -> list[ChatMessage]:
-    """Read the messages of a request; RefusedError where one is none."""
-    if not isinstance(messages, list) or not messages:
-        raise RefusedError("messages: a list of at least one message")
-    found = []
-    for index, message in enumerate(messages):
-        try:
-            content = message.get("content") or ""
-            if not isinstance(content, str):
-                kinds = [part["type"] for part in content if part["type"] != "text"]
-                if kinds:
-                    raise RefusedError(f"messages[{index}]: a part is {kinds[0]}, and not text")
-                content = "".join(part["text"] for part in content)
-            calls = [
-                ToolCall(call["function"]["name"], _arguments(call["function"]["arguments"]))
-                for call in message.get("tool_calls") or ()
-            ]
-            found.append(ChatMessage(ROLES[message["role"]], content, calls))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            text = f"messages[{index}] is no message: {type(error).__name__}: {error}"
-            raise RefusedError(text) from error
-    return found
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError("arguments are a JSON object")
-    return found
 
 
 def pool_of(config: EnvironmentConfig) -> EnvironmentPool:

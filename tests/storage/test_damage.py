@@ -248,7 +248,7 @@ def test_a_journal_cut_in_half_is_not_resumed_from(
         assert path.read_bytes() == whole[:half]
     assert any("does not hold" in f.text for f in audit_run(run_dir).findings)
     path.write_bytes(whole)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="storage.journal.checkpoints"):
         RunStore.open(run_dir).close()
     assert "comparing step_1 with the journal" in caplog.text
 
