@@ -240,7 +240,7 @@ async def generate(
                 weights_folder=cache_folder() / "weights",
                 receive=receiver(engine, company),
                 curve_keys=link.curve_keys,
-                host=link.address.removeprefix("tcp://").rpartition(":")[0],
+                host=link.host,
                 heartbeat_s=transport.heartbeat_s,
                 stall_timeout_s=transport.stall_timeout_s,
                 max_bytes=transport.request_bytes,

@@ -107,8 +107,7 @@ async def request_broadcast(
     if not isinstance(reply, BroadcastReply) or reply.version != request.version:
         raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
     # The learner names its host as in its sources.
-    host = link.address.removeprefix("tcp://").rpartition(":")[0]
-    reply = replace(reply, rendezvous=reply.rendezvous.replace("127.0.0.1:", f"{host}:"))
+    reply = replace(reply, rendezvous=reply.rendezvous.replace("127.0.0.1:", f"{link.host}:"))
     return reply if reply.tensors else None
 
 

@@ -46,6 +46,11 @@ class Link:
     max_bytes: int = 64 << 20
     curve_keys: str | None = None
 
+    @property
+    def host(self) -> str:
+        """Host of the address, tcp://HOST:PORT."""
+        return self.address.removeprefix("tcp://").rpartition(":")[0]
+
 
 def is_loopback(host: str) -> bool:
     """Return whether an address never leaves this machine."""
