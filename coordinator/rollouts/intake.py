@@ -59,7 +59,8 @@ class ChunkIntake:
             known = chunk.trajectory_id, chunk.chunk_index
             if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
                 # A full disk has all come again every few seconds: answers would fill the memory.
-                acked += [] if hub.recorder.waits_for else [known]
+                if not hub.recorder.waits_for:
+                    acked.append(known)
                 continue
             acked.append(known)
             problem = chunk_problem(chunk, trajectory, lease, sender, self._limits, versions)

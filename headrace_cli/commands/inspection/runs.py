@@ -66,7 +66,7 @@ def _row(line: dict[str, Any], width: int) -> str:
         return f"{name} {line['detail']}{_noted(line['notes'])}"
     found = [line["accuracy_before"], line["accuracy_after"]]
     if line["kind"] == "evaluation" or found == [None, None]:
-        found = [value for value in [line["accuracy"]] if value is not None]
+        found = [] if line["accuracy"] is None else [line["accuracy"]]
     accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found) or "-"
     kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
     took = duration(line["wall_s"])
