@@ -73,7 +73,7 @@ class ChunkIntake:
             touched[chunk.trajectory_id] = trajectory
         hub.settle_windows(touched.values())
         holds += [hold for t in touched.values() if (hold := self._hold(t)) is not None]
-        if holds:
+        if holds:  # Before the acknowledgement, for which generators wait at borders.
             await hub.send(sender, Hold(leases=holds))
         if early:
             await hub.send(sender, Resend())

@@ -1,14 +1,16 @@
 """Chunks from tokens: the deltas of one lease in, TrajectoryChunk pieces out.
 
-Pieces are cut after `chunk_tokens`, at every window border, at the end and on hold. Their
-concatenation is the stream (less the tokens thrown away by a hold), no piece crosses a border, the
-spans of a piece cover exactly its tokens, its marks are of its own tokens, and exactly the last
-piece has `finish`. Between cuts a token costs two list appends: numpy comes in at the cut.
+Pieces are cut after `chunk_tokens`, at every window border, at the end and on hold. What lies
+behind a border waits until the window before it is acknowledged: a hold comes earlier, and throws
+away the ends of answers there like all else, so that they are no more frequent than elsewhere. The
+pieces' concatenation is the stream (less the tokens thrown away by a hold), no piece crosses a
+border, the spans of a piece cover exactly its tokens, its marks are of its own tokens, and exactly
+the last piece has `finish`. Between cuts a token costs two list appends: numpy comes in at the cut.
 """
 
 import numpy as np
 
-from generators.engine import TokenDelta
+from generators.engine import DeltaFinish, TokenDelta
 from headrace.protocol.messages.control import Finish, Lease, TrajectoryChunk
 from headrace.protocol.token_spans import Mark, Span, Streams
 
@@ -26,6 +28,9 @@ class ChunkCutter:
         """Versions, each with the buffer index of its first token."""
         self._marks: list[Mark] = []
         """Marks of tokens in the buffer."""
+        self._finish: DeltaFinish | None = None
+        self.awaited: tuple[int, int] | None = None
+        """Trajectory and index of the chunk whose acknowledgement `go_on` follows."""
         self._room = self._next_cut()
         self.ended = False
 
@@ -40,7 +45,7 @@ class ChunkCutter:
         return len(self._token_ids)
 
     def add(self, delta: TokenDelta) -> list[TrajectoryChunk]:
-        """Take a delta, and return the chunks that are complete now."""
+        """Take a delta, and return the chunks that may be sent now."""
         if delta.token_ids:
             if not self._versions or self._versions[-1][0] != delta.version:
                 self._versions.append((delta.version, len(self._token_ids)))
@@ -48,27 +53,43 @@ class ChunkCutter:
                 self._marks.append(Mark("hot", self.position, self.position + 1))
             self._token_ids += delta.token_ids
             self._logprobs += delta.logprobs
-        chunks, ends = list[TrajectoryChunk](), delta.finish is not None
-        while len(self._token_ids) >= self._room + ends:
-            chunks.append(self._cut(self._room, None))
-        if ends:
-            chunks.append(self._cut(len(self._token_ids), self._finish_of(delta)))
-        return chunks
+        self._finish = delta.finish
+        return self._due()
 
-    def hold(self, at: int) -> tuple[TrajectoryChunk, int]:
-        """End the lease; return its last chunk, up to `at` (-1: all), and the tokens lost."""
+    def go_on(self) -> list[TrajectoryChunk]:
+        """Return the chunks that waited for the acknowledgement of `awaited`."""
+        self.awaited = None
+        return self._due()
+
+    def hold(self, at: int) -> tuple[list[TrajectoryChunk], int]:
+        """End the lease; return its last chunks, up to `at` (-1: all), and the tokens lost."""
+        chunks = self._due(at_once=True) if at < 0 else []
         exist = len(self._token_ids)
         keep = exist if at < 0 else min(exist, max(0, at - self._start))
-        return self._cut(keep, "held"), exist - keep
+        if not self.ended:
+            chunks.append(self._cut(keep, "held"))
+        return chunks, exist - keep
 
-    def fail(self, error: str) -> TrajectoryChunk:
+    def fail(self, error: str) -> list[TrajectoryChunk]:
         """End the lease now because it cannot be served."""
-        return self._cut(len(self._token_ids), "failed", error)
+        return [*self._due(at_once=True), self._cut(len(self._token_ids), "failed", error)]
 
-    def _finish_of(self, delta: TokenDelta) -> Finish:
-        if delta.finish == "stop":
+    def _due(self, *, at_once: bool = False) -> list[TrajectoryChunk]:
+        """Cut what is complete; `at_once`: behind an unacknowledged border, too."""
+        chunks, finish = list[TrajectoryChunk](), self._finish
+        while (at_once or self.awaited is None) and not self.ended:
+            if len(self._token_ids) >= self._room + (finish is not None):
+                chunks.append(self._cut(self._room, None))
+            elif finish is not None:
+                chunks.append(self._cut(len(self._token_ids), self._finish_of(finish)))
+            else:
+                break
+        return chunks
+
+    def _finish_of(self, finish: DeltaFinish) -> Finish:
+        if finish == "stop":
             return "stop"
-        if delta.finish == "aborted":
+        if finish == "aborted":
             return "held"
         window_end = self._lease.stop_at
         return "window" if self.position == window_end < self._lease.max_total else "length"
@@ -102,6 +123,8 @@ class ChunkCutter:
         self._start += count
         self._next_index += 1
         self._room = self._next_cut()
+        at_border = (self._start - lease.next_border) % lease.window == 0
+        self.awaited = (chunk.trajectory_id, chunk.chunk_index) if at_border else None
         self.ended = finish is not None
         del self._token_ids[:count], self._logprobs[:count]
         self._versions = [

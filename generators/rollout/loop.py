@@ -2,7 +2,7 @@
 
 In: Leases, Hold, WeightNotice, ChunkAck, Shutdown from the coordinator. Out: Chunks, WeightsLoaded,
 GeneratorReport, Goodbye. Each lease has a task that consumes its stream; no token waits for
-anything else that the loop does.
+anything else that the loop does, but for the acknowledgement of its window's border (`chunking`).
 
 Blocked by: a lease waits for weights of its `version_at_least` (and for any weights at all);
 nothing else. Woken by: messages and tokens. On Shutdown or `finish` every live lease is held with
@@ -151,8 +151,12 @@ class GeneratorLoop:
                 case m.Leases(leases=leases):
                     for lease in leases:
                         self._take(lease)
-                case m.ChunkAck():
+                case m.ChunkAck(acked=acked):
                     self._outbox.acknowledge(message)
+                    known = set(acked)
+                    for lease_id, cutter in list(self._live.items()):
+                        if cutter.awaited in known:
+                            self._put(lease_id, cutter.go_on())
                 case m.Heartbeat(leases_until=until):
                     self._leases_until = max(self._leases_until, until)
                 case m.Hold(leases=holds):
@@ -208,13 +212,11 @@ class GeneratorLoop:
                 self._tokens += len(delta.token_ids)
                 if cutter.ended:
                     self._discarded_tokens += len(delta.token_ids)
-                    continue
-                for chunk in cutter.add(delta):
-                    self._outbox.put(chunk)
+                else:
+                    self._put(lease.lease_id, cutter.add(delta))
         except RequestError as error:
             if not cutter.ended:
-                self._outbox.put(cutter.fail(str(error)))
-        self._end(lease.lease_id)
+                self._put(lease.lease_id, cutter.fail(str(error)))
 
     def _hold(self, lease_id: int, at: int) -> None:
         waiting = self._waiting.pop(lease_id, None)
@@ -223,14 +225,17 @@ class GeneratorLoop:
             cutter = ChunkCutter(waiting, self._chunk_tokens)
         if cutter is None or cutter.ended:
             return
-        chunk, lost = cutter.hold(at)
+        chunks, lost = cutter.hold(at)
         self._discarded_tokens += lost
-        self._outbox.put(chunk)
-        self._end(lease_id)
+        self._put(lease_id, chunks)
 
-    def _end(self, lease_id: int) -> None:
-        self._live.pop(lease_id, None)
-        self.time.set_live(bool(self._live))
+    def _put(self, lease_id: int, chunks: list[m.TrajectoryChunk]) -> None:
+        """Send chunks of a lease, which ends with the last of all."""
+        for chunk in chunks:
+            self._outbox.put(chunk)
+            if chunk.finish is not None:
+                self._live.pop(lease_id, None)
+                self.time.set_live(bool(self._live))
 
     # -- weights -----------------------------------------------------------------------------------
 

@@ -185,7 +185,8 @@ class Leases(Message, frozen=True, kw_only=True, tag=True):
 
 class Hold(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to generator: end these leases now. Tokens beyond position `at` (a window border;
-    -1: none, keep all) are thrown away; the last chunk, sent even if empty, has finish `held`."""
+    -1: none, keep all) are thrown away, an end with them; the last chunk, sent even if empty, has
+    finish `held`. It comes before the border's ChunkAck; nothing behind it is sent before that."""
 
     leases: list[tuple[int, int]]
     """(lease_id, at)"""

@@ -3,8 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from headrace.protocol.messages import control as m
-from tests.coordinator.stage import GENERATOR, staged
+from tests.coordinator.stage import GENERATOR, endless, staged
 from tests.coordinator.test_loop import run_config
 from tests.coordinator.test_restart import a_chunk, leased
 
@@ -57,3 +59,24 @@ async def test_prompts_are_scored_by_answers_as_training_samples_them(tmp_path: 
         asked = replace(known, purpose="eval")
         lease = stage.coordinator.parts.generation._make_lease(asked)
     assert (lease.temperature, lease.top_p, lease.top_k, lease.fire) == (0.75, 1.0, -1, None)
+
+
+async def test_a_hold_at_a_border_comes_before_its_acknowledgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generator waits for that: a later hold would spare what has ended behind the border."""
+    said: list[m.Message] = []
+
+    async def send(_name: str, message: m.Message) -> bool:
+        said.append(message)
+        return True
+
+    async with staged(endless(), tmp_path / "run") as stage:
+        key = await leased(stage)
+        lease, _ = stage.hub.state.leases[key]
+        monkeypatch.setattr(stage.hub, "send", send)
+        monkeypatch.setattr(stage.hub.scheduler, "goes_on", lambda _trajectory: False)
+        await stage.say(GENERATOR, a_chunk(stage, key, 0, tokens=4))
+        await stage.hub.recorder.flush()
+    own = [message for message in said if isinstance(message, m.Hold | m.ChunkAck)]
+    assert own == [m.Hold(leases=[(lease, 4)]), m.ChunkAck(acked=[(key, 0)])]

@@ -73,6 +73,16 @@ def check_pieces(lease: Lease, chunk_tokens: int, chunks: list[TrajectoryChunk])
         position = end
 
 
+def sent(cutter: ChunkCutter, deltas: list[TokenDelta]) -> list[TrajectoryChunk]:
+    """Its chunks where each window is acknowledged at once."""
+    chunks: list[TrajectoryChunk] = []
+    for delta in deltas:
+        chunks += cutter.add(delta)
+        while cutter.awaited is not None:
+            chunks += cutter.go_on()
+    return chunks
+
+
 Token = tuple[int, float, int, bool]
 """Token id, logprob, version, whether it is hot."""
 
@@ -102,7 +112,7 @@ def test_chunks_concatenated_are_the_stream(
     lease, chunk_tokens, deltas = stream
     last = TokenDelta([], [], deltas[-1].version if deltas else 0, finish)  # type: ignore[arg-type]
     cutter = ChunkCutter(lease, chunk_tokens)
-    chunks = [chunk for delta in [*deltas, last] for chunk in cutter.add(delta)]
+    chunks = sent(cutter, [*deltas, last])
     check_pieces(lease, chunk_tokens, chunks)
     assert tokens_of(chunks) == stream_of(deltas)
     assert cutter.ended
@@ -114,10 +124,10 @@ def test_hold_keeps_what_is_before_the_border_or_was_sent(
 ) -> None:
     lease, chunk_tokens, deltas = stream
     cutter = ChunkCutter(lease, chunk_tokens)
-    chunks = [chunk for delta in deltas for chunk in cutter.add(delta)]
+    chunks = sent(cutter, deltas)
     sent_end = cutter.position - (cutter.position - len(lease.prefix_ids) - len(tokens_of(chunks)))
     everything = stream_of(deltas)
-    last, lost = cutter.hold(at)
+    (last,), lost = cutter.hold(at)
     check_pieces(lease, chunk_tokens, [*chunks, last])
     kept = tokens_of([*chunks, last])
     assert kept == everything[: len(kept)]
@@ -130,7 +140,7 @@ def test_hold_keeps_what_is_before_the_border_or_was_sent(
 
 def test_cuts_fall_on_window_borders_and_chunk_sizes() -> None:
     cutter = ChunkCutter(make_lease(window=8, prefix_ids=prefix(5)), 4)
-    chunks = cutter.add(TokenDelta(list(range(10)), [0.0] * 10, 3, "stop"))
+    chunks = sent(cutter, [TokenDelta(list(range(10)), [0.0] * 10, 3, "stop")])
     assert [(c.start, len(c.token_ids), c.finish) for c in chunks] == [
         (5, 3, None),
         (8, 4, None),
@@ -141,8 +151,21 @@ def test_cuts_fall_on_window_borders_and_chunk_sizes() -> None:
 def test_borders_are_counted_from_the_next_one_of_the_lease() -> None:
     """Inserted tokens have moved it: five are known, and the window under way ends at seven."""
     cutter = ChunkCutter(make_lease(window=4, prefix_ids=prefix(5), next_border=7), 256)
-    chunks = cutter.add(TokenDelta(list(range(8)), [0.0] * 8, 3, "stop"))
+    chunks = sent(cutter, [TokenDelta(list(range(8)), [0.0] * 8, 3, "stop")])
     assert [(c.start, len(c.token_ids)) for c in chunks] == [(5, 2), (7, 4), (11, 2)]
+
+
+def test_what_ends_behind_a_border_waits_and_is_thrown_away_where_that_is_held() -> None:
+    """Like what goes on: where a hold spared ends alone, answers would be too short. A hold that
+    keeps all keeps the end, too, and its chunks cross no border."""
+    ends: dict[int, object] = {}
+    for at in (4, -1):
+        cutter = ChunkCutter(make_lease(window=4), 256)
+        (first,) = cutter.add(TokenDelta(list(range(10)), [0.0] * 10, 0, "stop"))
+        assert (len(first.token_ids), cutter.awaited) == (4, (3, 0))
+        chunks, lost = cutter.hold(at)
+        ends[at] = [(c.start, len(c.token_ids), c.finish) for c in chunks], lost
+    assert ends == {4: ([(4, 0, "held")], 6), -1: ([(4, 4, None), (8, 2, "stop")], 0)}
 
 
 def test_a_version_change_inside_a_chunk_makes_two_spans() -> None:
@@ -165,7 +188,7 @@ def test_the_hot_token_is_marked_in_its_chunk_and_in_no_other() -> None:
 def test_a_hold_that_throws_the_hot_token_away_takes_its_mark_too() -> None:
     cutter = ChunkCutter(make_lease(), 256)
     cutter.add(TokenDelta([1, 2], [0.0, 0.0], 4, hot=True))
-    chunk, lost = cutter.hold(0)
+    (chunk,), lost = cutter.hold(0)
     assert (len(chunk.token_ids), marks_of(chunk), lost) == (0, [], 2)
 
 
@@ -182,7 +205,7 @@ def test_length_at_the_stop_is_a_window_unless_the_response_is_full() -> None:
 def test_a_failure_says_why_and_keeps_the_tokens() -> None:
     cutter = ChunkCutter(make_lease(), 256)
     cutter.add(TokenDelta([1, 2], [0.0, -1.0], 0))
-    chunk = cutter.fail("too long")
+    (chunk,) = cutter.fail("too long")
     assert (chunk.finish, chunk.error, chunk.token_ids.tolist()) == ("failed", "too long", [1, 2])
 
 

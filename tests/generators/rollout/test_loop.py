@@ -246,13 +246,36 @@ async def test_hold_ends_a_lease_and_unknown_ones_are_ignored(
     assert not scene.engine._live
 
 
+async def test_an_end_behind_a_border_leaves_once_its_window_is_acknowledged(
+    scenes: Callable[..., Scene],
+) -> None:
+    """Two answers of ten tokens, in windows of eight; one is held at the border before that."""
+
+    class Ending(FakeEngine):
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
+            yield TokenDelta([5] * 10, [-0.5] * 10, self.version, "stop")
+
+    scene = scenes(Ending())
+    scene.coordinator.acknowledge = False
+    await scene.begin()
+    await scene.lease(make_lease(lease_id=1), make_lease(lease_id=2, trajectory_id=4))
+    await scene.coordinator.until(lambda: len(scene.coordinator.chunks) == 4)
+    await scene.coordinator.send(Hold(leases=[(1, 8)]))
+    await scene.coordinator.send(ChunkAck(acked=[(3, 1), (4, 1)]))
+    await scene.coordinator.until(lambda: scene.coordinator.ended(1, 2))
+    held, ended = (scene.coordinator.of(lease_id)[-1] for lease_id in (1, 2))
+    assert (held.start, len(held.token_ids), held.finish) == (8, 0, "held")
+    assert (ended.start, len(ended.token_ids), ended.finish) == (8, 2, "stop")
+    assert scene.loop._discarded_tokens == 2
+
+
 async def test_unacknowledged_chunks_come_again_after_welcome(
     scenes: Callable[..., Scene],
 ) -> None:
     scene = scenes()
     scene.coordinator.acknowledge = False
     await scene.begin()
-    await scene.lease(make_lease())
+    await scene.lease(make_lease(window=1000))
     await scene.coordinator.until(lambda: scene.coordinator.ended(7))
     first = list(scene.coordinator.chunks)
     await scene.coordinator.send(ChunkAck(acked=[(3, 0)]))
@@ -476,7 +499,7 @@ async def test_a_chunk_that_nobody_acknowledges_is_sent_again(scenes: Callable[.
     scene = scenes(heartbeat_s=0.1)
     scene.coordinator.acknowledge = False
     await scene.begin()
-    await scene.lease(make_lease())
+    await scene.lease(make_lease(window=1000))
     await scene.coordinator.until(lambda: scene.coordinator.ended(7))
     count = len(scene.coordinator.chunks)
     scene.coordinator.acknowledge = True
