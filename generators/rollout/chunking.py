@@ -26,8 +26,8 @@ class ChunkCutter:
         self._logprobs: list[float] = []
         self._versions: list[tuple[int, int]] = []
         """Versions, each with the buffer index of its first token."""
-        self._marks: list[Mark] = []
-        """Marks of tokens in the buffer."""
+        self._hot = -1
+        """Position of the hot token; -1: none is."""
         self._finish: DeltaFinish | None = None
         self.awaited: tuple[int, int] | None = None
         """Trajectory and index of the chunk whose acknowledgement `go_on` follows."""
@@ -50,7 +50,7 @@ class ChunkCutter:
             if not self._versions or self._versions[-1][0] != delta.version:
                 self._versions.append((delta.version, len(self._token_ids)))
             if delta.hot:
-                self._marks.append(Mark("hot", self.position, self.position + 1))
+                self._hot = self.position
             self._token_ids += delta.token_ids
             self._logprobs += delta.logprobs
         self._finish = delta.finish
@@ -107,7 +107,7 @@ class ChunkCutter:
             for version, first, end in runs
             if first < count
         ]
-        marks = _within(self._marks, start, start + count)
+        is_hot = start <= self._hot < start + count
         chunk = TrajectoryChunk(
             lease_id=lease.lease_id,
             trajectory_id=lease.trajectory_id,
@@ -118,7 +118,7 @@ class ChunkCutter:
             spans=spans,
             finish=finish,
             error=error,
-            streams=Streams(marks=marks) if marks else None,
+            streams=Streams(marks=[Mark("hot", self._hot, self._hot + 1)]) if is_hot else None,
         )
         self._start += count
         self._next_index += 1
@@ -130,14 +130,4 @@ class ChunkCutter:
         self._versions = [
             (version, max(0, first - count)) for version, first, end in runs if end > count
         ]
-        self._marks = _within(self._marks, self._start, self._start + len(self._token_ids))
         return chunk
-
-
-def _within(marks: list[Mark], start: int, end: int) -> list[Mark]:
-    """Return the marks of tokens [start, end)."""
-    return [
-        Mark(mark.name, max(mark.start, start), min(mark.end, end))
-        for mark in marks
-        if mark.start < end and start < mark.end
-    ]
