@@ -142,6 +142,8 @@ class LearnerUpdates:
             )
             hub.incident("warning", "nothing_admitted", text)
             self._filter.in_a_row = 0
+            # Without an update no checkpoint comes, and dropped answers would fill the memory.
+            hub.record_event(r.Forgotten(update=min(hub.state.line)))
 
     def dispatch(self) -> None:
         """Send the next batch, if there is one."""

@@ -22,6 +22,7 @@ from tests.coordinator.peers import (
     ScriptedPeer,
     ScriptedReward,
 )
+from tests.coordinator.stage import assert_sound, staged
 from tests.coordinator.test_loop import assert_balanced, records_of, run_config
 from tests.metric_values import number
 
@@ -110,6 +111,24 @@ async def test_groups_with_dynamic_sampling(tmp_path: Path, mode: str, stale: st
     assert again["generated"] == last["ledger/generated"]
     assert again["trained_policy"] == last["ledger/trained_policy"]
     assert again["dropped"]["filtered"] == last["ledger/dropped/filtered"]
+
+
+async def test_dropped_groups_are_forgotten_though_no_update_comes(tmp_path: Path) -> None:
+    """Every answer has the same score. What is left is of the groups since the last forty."""
+    config = run_config(
+        algorithm={"advantages": {"kind": "egae"}, "value": {}, "admit": "mixed_groups"},
+        schedule={
+            "mode": "streaming", "window": 4, "batch_windows": 8, "max_staleness": 1,
+            "num_generations": 2,
+        },
+        evaluation={"before": False, "after": False},
+    )  # fmt: skip
+    async with staged(config, tmp_path / "run-1") as stage:
+        for _ in range(200):
+            await stage.work()
+        assert stage.hub.state.issued > 2 * len(stage.hub.account.trajectories)
+        assert not stage.hub.state.update
+    assert_sound(stage)
 
 
 async def test_value_pretraining_is_a_run_of_its_own(tmp_path: Path) -> None:
