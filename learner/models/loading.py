@@ -203,6 +203,8 @@ def compile_layers(model: Any, *, backend: str | Callable[..., Any] = "inductor"
     A layer is compiled with its first pack; where that fails (no C compiler, say) a warning names
     the reason and it is computed as written."""
     torch._dynamo.config.suppress_errors = True
+    # A fitted critic's layers have hooks: they must not run as a policy's, compiled before, do.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
     # Only who compiles pays for the import of the compiler.
     AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
     for module in model.base_model.get_decoder().modules():

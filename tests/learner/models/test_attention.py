@@ -25,6 +25,7 @@ from transformers import (
 
 from learner.batching.layout import BLOCK_RATIO, Layout, layout_of
 from learner.models.attention import ATTENTION, packed_attention, register
+from learner.models.feature_network import FeatureNetwork
 from learner.models.forward import Pack, PolicyNetwork
 from learner.models.loading import compile_layers
 
@@ -347,6 +348,25 @@ def test_a_compiled_layer_is_the_layer_and_is_compiled_once() -> None:
         register()
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_a_compiled_layer_with_hooks_is_not_one_without() -> None:
+    """A fitted critic reads its layers by hooks, also behind a policy that ran without gradient."""
+    policy = PolicyNetwork(models(Qwen2Config, Qwen2ForCausalLM, {})[0])
+    critic = FeatureNetwork(models(Qwen2Config, Qwen2ForCausalLM, {})[0], most=1000)
+    ids = torch.arange(9)
+    pack = Pack(ids, ids, layout_of([9]), ids, ids)
+    expected = critic(pack)
+    torch.compiler.reset()
+    try:
+        for network in (policy, critic):
+            compile_layers(network.model, backend="aot_eager")
+        with torch.no_grad():
+            policy(pack)
+        torch.testing.assert_close(critic(pack), expected)
+        assert expected.shape == (9, 64)
+    finally:
+        register()
 
 
 def test_a_layer_that_cannot_be_compiled_is_computed_as_written() -> None:
