@@ -241,16 +241,17 @@ def _describe(
     overridden: dict[str, str],
 ) -> str:
     key = _dotted(problem["loc"], data)
+    unknown = key.rpartition(".")[2]
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
         inner = problem["input"]
         while isinstance(inner, dict) and inner:
             leaf, inner = next(iter(inner.items()))
-            key = f"{key}.{leaf}"
+            key, unknown = f"{key}.{leaf}", f"{unknown}.{leaf}"
     prefixes = [name for name in overridden if key == name or key.startswith(f"{name}.")]
     where = f"override {overridden[prefixes[0]]!r}" if prefixes else source
     if kind == "extra_forbidden":
-        return f"{where}: unknown key {key}{_hint(root, key, data)}"
+        return f"{where}: unknown key {key}{_hint(root, key, unknown, data)}"
     if kind == "missing":
         return f"{where}: {key} is missing; it has no default"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -304,12 +305,12 @@ def _section(root: type[BaseModel], dotted: str, data: Table) -> list[type[BaseM
     return models
 
 
-def _hint(root: type[BaseModel], key: str, data: Table) -> str:
-    """Return a hint: a peer's key, a neighbour, a key elsewhere, another kind's key."""
+def _hint(root: type[BaseModel], key: str, unknown: str, data: Table) -> str:
+    """Return a hint: a peer's key, a neighbour, one elsewhere. `unknown`: what no section has."""
     parent, _, name = key.rpartition(".")
     models = _section(root, parent, data)
     neighbours = [field for model in models for field in model.model_fields]
-    if root is RunConfig and (translation := translate(key)):
+    if root is RunConfig and (translation := translate(unknown)):
         return f"; {translation}"
     if near := difflib.get_close_matches(name, neighbours, n=1, cutoff=0.75):
         return f"; did you mean {f'{parent}.' if parent else ''}{near[0]}?"

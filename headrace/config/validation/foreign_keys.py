@@ -1,6 +1,6 @@
 """Key names of other systems, and the key that means the same here.
 
-In: the last parts of an unknown key. Out: our key and whose name it was. Used in error messages and
+In: the unknown parts of a key. Out: our key and whose name it was. Used in error messages and
 in docs/configuration.md, so that a user of another system finds the right key in one step.
 """
 
@@ -99,11 +99,11 @@ PEER_KEYS: dict[str, PeerKey] = {
 
 
 def translate(key: str) -> str | None:
-    """A sentence for a dotted key that another system has, or None."""
-    name = key.rsplit(".", 1)[-1]
-    known = PEER_KEYS.get(name)
-    if known is None:
+    """A sentence for a dotted key, or a section in it, that another system has, or None."""
+    name = next((part for part in key.split(".") if part in PEER_KEYS), None)
+    if name is None:
         return None
+    known = PEER_KEYS[name]
     shown = "rollout.n" if name == "n" else name
     owner = known.peer.replace(" and ", "'s and ") + "'s"
     verb = "has" if known.ours.startswith("no key") else "is"

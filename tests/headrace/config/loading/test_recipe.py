@@ -27,6 +27,9 @@ from headrace.errors import UserError
         ("window=60", "unknown key window; did you mean schedule.window?"),
         ("trainer=3", "unknown key trainer; the root has name, root, seed, model"),
         ("rollout.n=4", "verl's rollout.n is schedule.num_generations here"),
+        ("rollout.val_kwargs.n=4", "verl's val_kwargs is evaluation.temperature and evaluation."),
+        ("algorithm.filter_groups.enable=true", "verl's filter_groups is algorithm.admit = "),
+        ("custom_reward_function.path=a.py", "verl's custom_reward_function is reward.function"),
         ("algorithm.beta=0.04", "TRL's beta is algorithm.kl.coef with algorithm.kl.where"),
         ("seq_len=9", "prime-rl's seq_len is task.max_prompt_length and task.max_response_length"),
         (
