@@ -27,6 +27,7 @@ from tasks.rows import Message, prompt_text
 COMPLETION_KEYS = ("completion", "response", "output")
 OWN_KEYS = ("finished", "prompt_ids", "completion_ids", "id")
 """Columns with a meaning of their own."""
+UNFINISHED = ("running", "truncated", "aborted", "failed")  # of the column `status` of an export
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _answered(
         text,
         as_text(truth),
         {k: v for k, v in record.items() if k not in hidden},
-        bool(record.get("finished", True)),
+        bool(record.get("finished", record.get("status") not in UNFINISHED)),
         _ids(record.get("prompt_ids"), where),
         _ids(record.get("completion_ids"), where),
     )

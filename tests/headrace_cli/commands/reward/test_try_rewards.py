@@ -161,10 +161,12 @@ class Tokenizer:
 def test_an_export_is_such_a_file(
     recipe: Path, tmp_path: Path, functions: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its columns are JSON as text in `info`."""
+    """Its columns are JSON as text in `info`; its `status` says which answers ended."""
     row = {"prompt": "3+4", "response": "7", "answer": "7", "info": '{"level": 3}'}
-    (line,) = tried(capfd, recipe, write(tmp_path / "a.jsonl", row), *named(functions))
-    assert line["parts"] == {"level": 3.0}
+    cut = [{**row, "status": status} for status in ("finished", "truncated", "aborted")]
+    lines = tried(capfd, recipe, write(tmp_path / "a.jsonl", row, *cut), *named(functions))
+    assert lines[0]["parts"] == {"level": 3.0}
+    assert [line["score"] for line in lines] == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
