@@ -96,7 +96,7 @@ def extra_line(module: str) -> str:
         if module.partition(".")[0] in modules:
             return (
                 f"{module} is not installed: this needs headrace[{extra}]; in the source tree "
-                f"`pip install '.[{extra}]'` brings it"
+                f"`pip install -e '.[{extra}]'` brings it"
             )
     return ""
 

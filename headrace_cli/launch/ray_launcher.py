@@ -42,7 +42,7 @@ def connect(address: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
     except ModuleNotFoundError as error:
         raise UserError(
             "Ray is not installed; install the extra `ray` on every host: pip install "
-            "'headrace[ray]', from source pip install '.[ray]'"
+            "'headrace[ray]', from source pip install -e '.[ray]'"
         ) from error
     try:
         if address != "auto":
