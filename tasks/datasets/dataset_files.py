@@ -156,7 +156,8 @@ def _first(record: Record, keys: tuple[str, ...], what: str, where: str) -> tupl
         value = look_up(record, key)
         if value is not None and value not in ("", []):
             return key, value
-    raise UserError(f"{lacking(record, what, where, keys)}: fill it in or set task.{what}_key")
+    key = "task.prompt_key" if what == "prompt" else 'task.answer_key ("": rows have none)'
+    raise UserError(f"{lacking(record, what, where, keys)}: fill it in or set {key}")
 
 
 def check_template(template: str | None) -> None:
