@@ -32,11 +32,12 @@ from headrace.run_files.update_log import FOLDER
 from storage.audit.findings import Findings, Kind
 from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
 from storage.database.reader import RunReader
-from storage.database.tables import Trajectory, Window
+from storage.database.tables import Trajectory
+from storage.exports.pages import windows_of
 from storage.journal.checkpoints import orphan_checkpoints
 from storage.journal.diagnostics import DiagnosticsReader, WindowKey
 from storage.journal.record_batches import SegmentWalk
-from storage.journal.responses import ResponseSelection, read_responses
+from storage.journal.responses import ResponseSelection, response_pages
 from storage.journal.segments import segment_paths
 from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
@@ -205,21 +206,18 @@ def check_masks(reader: RunReader, facts: JournalFacts, findings: Findings) -> i
     )
     rows = reader.rows(query)
     chosen = rows[:: max(1, -(-len(rows) // MAX_TOKEN_TABLES))]
-    ids = np.array([row.trajectory_id for row in chosen], np.int64)
-    windows: dict[int, list[Any]] = {int(key): [] for key in ids}
-    of_chosen = (Window.run == reader.key, Window.trajectory_id.in_(ids.tolist()))
-    for window in reader.rows(
-        select(Window.__table__).where(*of_chosen).order_by(Window.window_id)
-    ):
-        windows[window.trajectory_id].append(window)
-    wanted = ResponseSelection(ids, np.array([row.last_offset for row in chosen], np.int64))
-    for key, response in read_responses(reader.journal, wanted):
+    windows: dict[int, list[Any]] = {row.trajectory_id: [] for row in chosen}
+    for window in windows_of(reader, list(windows)) if windows else []:
+        windows[window[0]].append(window)
+    last_offsets = np.array([row.last_offset for row in chosen], np.int64)
+    wanted = ResponseSelection(np.array(list(windows), np.int64), last_offsets)
+    for page in response_pages(reader.journal, wanted, most_rows=1):
+        key, length = int(page.ids[0]), len(page.responses.token_ids)
         trajectory = facts.trajectories.get(key)
-        if trajectory is None or len(response.token_ids) != trajectory.length:
-            text = f"the table has {len(response.token_ids)} tokens"
-            findings.add("mask", f"trajectory {key}", text)
+        if trajectory is None or length != trajectory.length:
+            findings.add("mask", f"trajectory {key}", f"the table has {length} tokens")
             continue
-        table = token_table(response, windows[key], {})
+        table = token_table(page.responses, [key], windows[key])
         _compare(trajectory, table.loss_mask, table.trained_at_update, findings)
     return len(chosen)
 

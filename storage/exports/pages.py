@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -22,18 +21,10 @@ from storage.database.tables import Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.columns import JSON_TEXTS, TokenField
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import EMPTY_RESPONSE, Responses, ResponseSelection, response_pages
-from storage.text.token_table import (
-    MARKS,
-    REASONS,
-    SOURCES,
-    TokenTable,
-    WindowColumns,
-    token_tables,
-)
+from storage.journal.responses import Responses, ResponseSelection, no_tokens, response_pages
+from storage.text.token_table import MARKS, REASONS, SOURCES, WINDOW, TokenTable, token_table
 
 PAGE_TRAJECTORIES = 4096
-PAGE_TOKENS = 1 << 17
 SQL_ROWS = 5000
 PROMPT_IDS = "prompt_ids"
 _NAMES = {"sources": SOURCES, "marks": MARKS, "mask_reasons": REASONS}
@@ -71,14 +62,13 @@ def pages(
         ids += wanted.ids[~silent][order].tolist()
     for first in range(0, len(ids), most):
         page = ids[first : first + most]
-        silence = Responses(np.zeros(len(page) + 1, np.int64), *EMPTY_RESPONSE[:3], {})
-        yield loader.page(page, silence)
+        yield loader.page(page, no_tokens(len(page)))
     if tokens and not silent.all():
         spoken = ResponseSelection(wanted.ids[~silent], wanted.last_offsets[~silent])
         # Ids rise in the order of issue: no chunk of these was written before the first of them.
         oldest = Trajectory.run == reader.key, Trajectory.trajectory_id == int(spoken.ids[0])
         first = int(reader.value(select(Trajectory.offset).where(*oldest)))
-        for some in response_pages(reader.journal, spoken, PAGE_TOKENS, most, first):
+        for some in response_pages(reader.journal, spoken, most_rows=most, first_offset=first):
             yield loader.page(some.ids.tolist(), some.responses)
 
 
@@ -137,50 +127,22 @@ class _PageLoader:
                 scalars[name] = tuple(
                     empty if text in (None, "null") else text for text in scalars[name]
                 )
-        return Page(len(ids), scalars, self._table(ids, responses), responses.borders)
+        windows = [] if self._seen is None else windows_of(self._reader, ids)
+        tokens = token_table(responses, ids, windows, self._seen)
+        return Page(len(ids), scalars, tokens, responses.borders)
 
-    def _table(self, ids: Sequence[int], responses: Responses) -> TokenTable:
-        rows = [] if self._seen is None else self._windows(ids)
-        columns = list(zip(*rows, strict=True)) or [()] * len(_WINDOW)
-        whose, starts, ends, numbers, states, reasons, updates, masked, lineages, keys = columns
-        order = {key: place for place, key in enumerate(ids)}
-        windows = WindowColumns(
-            np.array([order[key] for key in whose], np.int64),
-            np.array(starts, np.int64),
-            np.array(ends, np.int64),
-            np.array(numbers, np.int64),
-            states,
-            reasons,
-            updates,
-            msgspec.json.decode(f"[{','.join(masked)}]"),
-        )
-        trained = [place for place, state in enumerate(states) if state == "trained"]
-        wanted = [(lineages[place], updates[place], keys[place]) for place in trained]
-        asked = np.array(wanted, np.int64).reshape(-1, 3)
-        seen = () if self._seen is None else self._seen.read_columns(asked)
-        among = np.array(trained, np.int64)
-        found = (each._replace(places=among[each.places]) for each in seen)
-        return token_tables(responses, windows, found)
 
-    def _windows(self, ids: Sequence[int]) -> Sequence[Any]:
-        query = select(*_WINDOW).where(
-            Window.run == self._reader.key, _between(Window.trajectory_id, ids)
-        )
-        chosen = set(ids)
-        return [row for row in self._reader.tuples(query) if row[0] in chosen]
+def windows_of(reader: RunReader, ids: Sequence[int]) -> list[Any]:
+    """The windows of these trajectories, as `token_table` takes them."""
+    query = select(*WINDOW).where(Window.run == reader.key, _between(Window.trajectory_id, ids))
+    chosen = set(ids)
+    return [row for row in reader.tuples(query) if row[0] in chosen]
 
 
 def _between(column: Any, ids: Sequence[int]) -> Any:
     """A condition for trajectories, and perhaps as many others: a range is faster than a list."""
     first, last = min(ids), max(ids)
     return column.between(first, last) if last - first < 2 * len(ids) else column.in_(ids)
-
-
-_WINDOW = (
-    Window.trajectory_id, Window.start, Window.end, Window.index, Window.state, Window.reason,
-    Window.update, cast(Window.masked, Text), Window.lineage, Window.window_id,
-)  # fmt: skip
-"""Columns that are read of a window."""
 
 
 def _labelled(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Responses put together again from the chunks in the journal.
 
 In: the journal's folder and which trajectories are wanted. Out: their responses, in the order in
-which their last chunks were written, in pages of columns or one by one. One pass, and memory only
-for a page and for twice the wanted responses that are still being put together.
+which their last chunks were written, in pages of columns. One pass, and memory only for a page and
+for twice the wanted responses that are still being put together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,23 +23,7 @@ from storage.journal.segments import read_batches
 from storage.journal.store import decode
 
 Int64 = npt.NDArray[np.int64]
-_PAGE_TOKENS, _PAGE_ROWS = 1 << 17, 4096
-"""Of responses that are asked for one by one."""
-
-
-class Response(NamedTuple):
-    """Tokens of one response, [T] each, from position 0."""
-
-    token_ids: Int32
-    logprobs: Float32
-    """Behaviour logprobs; 0 where a token was inserted."""
-    versions: npt.NDArray[np.int64]
-    """Weight version that sampled each token; -1 where it was inserted."""
-    streams: Streams | None = None
-    """None: the policy sampled every token, and nothing else is to be said of them."""
-
-
-EMPTY_RESPONSE = Response(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+PAGE_TOKENS, PAGE_ROWS = 1 << 17, 4096
 
 
 class Responses(NamedTuple):
@@ -49,8 +33,17 @@ class Responses(NamedTuple):
     borders: Int64
     token_ids: Int32
     logprobs: Float32
+    """Behaviour logprobs; 0 where a token was inserted."""
     versions: Int64
+    """Weight version that sampled each token; -1 where it was inserted."""
     streams: Mapping[int, Streams]
+    """Without any the policy sampled every token, and nothing else is to be said of them."""
+
+
+def no_tokens(count: int) -> Responses:
+    """`count` responses without tokens."""
+    borders = np.zeros(count + 1, np.int64)
+    return Responses(borders, np.zeros(0, np.int32), np.zeros(0, np.float32), borders[:0], {})
 
 
 class ResponsePage(NamedTuple):
@@ -67,37 +60,16 @@ class ResponseSelection(NamedTuple):
     last_offsets: npt.NDArray[np.int64]
 
 
-def read_responses(
-    journal: Path,
-    wanted: ResponseSelection,
-    first_offset: int = 0,
-    index: SegmentIndex | None = None,
-) -> Iterator[tuple[int, Response]]:
-    """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`.
-    `index`: as for `storage.journal.segments.read_batches`."""
-    for page in response_pages(journal, wanted, _PAGE_TOKENS, _PAGE_ROWS, first_offset, index):
-        several = page.responses
-        for place, (first, end) in enumerate(pairwise(several.borders.tolist())):
-            yield (
-                int(page.ids[place]),
-                Response(
-                    several.token_ids[first:end],
-                    several.logprobs[first:end],
-                    several.versions[first:end],
-                    several.streams.get(place),
-                ),
-            )
-
-
 def response_pages(
     journal: Path,
     wanted: ResponseSelection,
-    most_tokens: int,
-    most_rows: int,
+    most_tokens: int = PAGE_TOKENS,
+    most_rows: int = PAGE_ROWS,
     first_offset: int = 0,
     index: SegmentIndex | None = None,
 ) -> Iterator[ResponsePage]:
-    """Pages bounded by responses and, roughly, tokens; otherwise as `read_responses`."""
+    """Pages of the wanted trajectories, bounded by responses and, roughly, tokens; no chunk is
+    before `first_offset`. `index`: as for `storage.journal.segments.read_batches`."""
     if len(wanted.ids) == 0:
         return
     final = int(wanted.last_offsets.max())

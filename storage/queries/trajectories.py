@@ -18,8 +18,9 @@ from storage.database.filters import Filter, check_column, parse, to_arrow, to_s
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import AnySelect, Group, Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
+from storage.exports.pages import windows_of
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import EMPTY_RESPONSE, ResponseSelection, read_responses
+from storage.journal.responses import ResponseSelection, no_tokens, response_pages
 from storage.journal.segment_index import SegmentIndex
 from storage.queries import trajectory_index
 from storage.queries.evaluations import answers_of
@@ -181,10 +182,12 @@ def search_responses(run_dir: Path, text: str, *, purpose: str) -> list[int]:
     if not places:
         return []
     ids, first_offsets, last_offsets = (np.array(column) for column in zip(*places, strict=True))
-    responses = read_responses(
-        reader.journal, ResponseSelection(ids, last_offsets), int(first_offsets.min())
-    )
-    return sorted(key for key, response in responses if text in decoder.text(response.token_ids))
+    wanted, first = ResponseSelection(ids, last_offsets), int(first_offsets.min())
+    found: list[int] = []
+    for page in response_pages(reader.journal, wanted, first_offset=first):
+        texts = decoder.texts(page.responses.token_ids, page.responses.borders)
+        found += [key for key, said in zip(page.ids.tolist(), texts, strict=True) if text in said]
+    return sorted(found)
 
 
 def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
@@ -199,30 +202,31 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     if not found:
         raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
     row = found[0]
-    response = EMPTY_RESPONSE
+    responses = no_tokens(1)
     if row.last_offset is not None:
         wanted = ResponseSelection(np.array([trajectory_id]), np.array([row.last_offset]))
-        responses = read_responses(reader.journal, wanted, row.first_offset, _SEGMENT_INDEX)
-        whole = next(responses, None)
-        if whole is None:
+        read = response_pages(
+            reader.journal, wanted, first_offset=row.first_offset, index=_SEGMENT_INDEX
+        )
+        if (page := next(read, None)) is None:
             text = f"the journal of {reader.run_id} ends before trajectory {trajectory_id} does"
             raise UserError(f"{text}: bring back its last segment, or see `headrace audit`")
-        response = whole[1]
+        responses = page.responses
     mine = [c for c in Window.__table__.columns if c.name != "run"]
-    window_query = (
+    windows = reader.frame(
         select(*mine)
         .where(Window.run == reader.key, Window.trajectory_id == trajectory_id)
         .order_by(Window.start)
     )
-    windows = reader.rows(window_query)
-    keys = [(w.lineage, w.update, w.window_id) for w in windows if w.state == "trained"]
-    seen = DiagnosticsReader(reader.diagnostics).read(keys) if keys else {}
-    decoder, table = text_decoder(run_dir), token_table(response, windows, seen)
+    is_trained = (windows["state"] == "trained").any()
+    seen = DiagnosticsReader(reader.diagnostics) if is_trained else None
+    rows = windows_of(reader, [trajectory_id])
+    decoder, table = text_decoder(run_dir), token_table(responses, [trajectory_id], rows, seen)
     starts = np.flatnonzero(np.diff(table.turns * len(SOURCES) + table.sources, prepend=-1))
-    ends = np.append(starts, len(response.token_ids))
+    ends = np.append(starts, len(table.token_ids))
     said = dict[int, str]()
     if decoder:
-        texts = decoder.texts(response.token_ids, ends, special=True)
+        texts = decoder.texts(table.token_ids, ends, special=True)
         said = dict(zip(starts.tolist(), texts, strict=True))
     siblings = trajectory_page(
         run_dir, filters={"group_id": row.group_id}, sort="attempt", descending=False, limit=1000
@@ -234,10 +238,10 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         prompt_ids=np.frombuffer(row.prompt_ids, dtype="<i4"),
         images=_files(run_dir, row.images),
         tokens=table,
-        text=decoder.text(response.token_ids) if decoder else None,
-        pieces=decoder.pieces(response.token_ids) if decoder else None,
+        text=decoder.text(table.token_ids) if decoder else None,
+        pieces=decoder.pieces(table.token_ids) if decoder else None,
         said=said,
-        windows=reader.frame(window_query),
+        windows=windows,
         siblings=siblings.rows,
     )
 

@@ -1,21 +1,24 @@
-"""Everything known about each token of a response, or of several, in arrays of one length.
+"""Everything known about each token of some responses, in arrays of one length.
 
 In: responses, their rows of the windows table, what the learner saw of them. Out: arrays of one
 length. What happened to a token is read from what was written down: nothing is inferred. Where a
 token was not trained (yet) its update is -1, and what the learner did not report is NaN.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from sqlalchemy import Text, cast
 
-from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES
 from headrace.protocol.records.record_types import DropReason
 from headrace.protocol.token_spans import Float32, Int32, MarkName, Source, Speaker, Streams
-from storage.journal.diagnostics import WindowDiagnostics, WindowKey
-from storage.journal.responses import Int64, Response, Responses, covered
+from storage.database.tables import Window
+from storage.journal.diagnostics import DiagnosticsReader
+from storage.journal.responses import Int64, Responses, covered
 
 Codes = npt.NDArray[np.int8]
 """Places in a tuple of names; -1: none."""
@@ -24,6 +27,11 @@ ROLES: tuple[str, ...] = get_args(Speaker)
 MARKS: tuple[str, ...] = get_args(MarkName)
 REASONS: tuple[str, ...] = get_args(DropReason)
 _REASONS = {reason: code for code, reason in enumerate(REASONS)}
+WINDOW = (
+    Window.trajectory_id, Window.start, Window.end, Window.index, Window.state, Window.reason,
+    Window.update, cast(Window.masked, Text), Window.lineage, Window.window_id,
+)  # fmt: skip
+"""Columns of a window's row, as `token_table` takes them."""
 
 
 class TokenTable(NamedTuple):
@@ -54,60 +62,14 @@ class TokenTable(NamedTuple):
     """The learner's figures, by the names of `headrace.protocol.messages.diagnostics`."""
 
 
-class WindowColumns(NamedTuple):
-    """Rows of the windows table as columns. `whose`: the response's place; `numbers`: the window's
-    in it."""
-
-    whose: Int64
-    starts: Int64
-    ends: Int64
-    numbers: Int64
-    states: Sequence[str]
-    reasons: Sequence[str | None]
-    updates: Sequence[int | None]
-    masked: Sequence[Sequence[Any]]
-
-
 def token_table(
-    response: Response, windows: Sequence[Any], diagnostics: Mapping[WindowKey, TokenDiagnostics]
+    responses: Responses,
+    ids: Sequence[int],
+    windows: Sequence[Any],
+    seen: DiagnosticsReader | None = None,
 ) -> TokenTable:
-    """Join a response with rows of the windows table and their diagnostics."""
-    responses = Responses(
-        np.array([0, len(response.token_ids)]),
-        response.token_ids,
-        response.logprobs,
-        response.versions,
-        {} if response.streams is None else {0: response.streams},
-    )
-    rows = WindowColumns(
-        np.zeros(len(windows), np.int64),
-        np.array([window.start for window in windows], np.int64),
-        np.array([window.end for window in windows], np.int64),
-        np.array([window.index for window in windows], np.int64),
-        [window.state for window in windows],
-        [window.reason for window in windows],
-        [window.update for window in windows],
-        [window.masked for window in windows],
-    )
-    keys = [(window.lineage, window.update, window.window_id) for window in windows]
-    seen = [
-        WindowDiagnostics(
-            np.array([place]),
-            {
-                name: (np.array([len(values)]), values)
-                for name, values in diagnostics[key].columns.items()
-            },
-        )
-        for place, key in enumerate(keys)
-        if rows.states[place] == "trained" and key in diagnostics
-    ]
-    return token_tables(responses, rows, seen)
-
-
-def token_tables(
-    responses: Responses, windows: WindowColumns, seen: Iterable[WindowDiagnostics]
-) -> TokenTable:
-    """Join responses, one after the other, with their window rows and diagnostics."""
+    """Join responses, one after the other, with their windows (rows of WINDOW) and the figures that
+    `seen` has of them. `ids`: whose each response is."""
     size = len(responses.token_ids)
     sampled = responses.versions >= 0
     table = TokenTable(
@@ -127,7 +89,7 @@ def token_tables(
     )
     for place, streams in responses.streams.items():
         _say(table, streams, int(responses.borders[place]))
-    _place(table, responses.borders, windows, seen)
+    _place(table, responses.borders, ids, windows, seen)
     if not sampled.all():
         table.loss_mask[~sampled] = 0
         table.mask_reasons[~sampled] = -1
@@ -136,41 +98,54 @@ def token_tables(
 
 
 def _place(
-    table: TokenTable, borders: Int64, windows: WindowColumns, seen: Iterable[WindowDiagnostics]
+    table: TokenTable,
+    borders: Int64,
+    ids: Sequence[int],
+    windows: Sequence[Any],
+    seen: DiagnosticsReader | None,
 ) -> None:
     """Write rows of windows on the tokens that they are of."""
-    firsts, lasts = borders[windows.whose], borders[windows.whose + 1]
-    starts = np.minimum(firsts + windows.starts, lasts)
-    ends = np.minimum(firsts + windows.ends, lasts)
-    trained = np.array([state == "trained" for state in windows.states], bool)
-    updates = np.array([-1 if update is None else update for update in windows.updates], np.int64)
-    reasons = np.array(
+    columns = list(zip(*windows, strict=True)) or [()] * len(WINDOW)
+    keys, starts, ends, numbers, states, reasons, updates, masked, lineages, window_ids = columns
+    order = {key: place for place, key in enumerate(ids)}
+    whose = np.array([order[key] for key in keys], np.int64)
+    firsts, lasts = borders[whose], borders[whose + 1]
+    begins = np.minimum(firsts + np.array(starts, np.int64), lasts)
+    lengths = np.minimum(firsts + np.array(ends, np.int64), lasts) - begins
+    trained = np.array([state == "trained" for state in states], bool)
+    trained_at = np.array([-1 if update is None else update for update in updates], np.int64)
+    dropped = np.array(
         [
             _REASONS[reason] if state == "dropped" and reason else -1
-            for state, reason in zip(windows.states, windows.reasons, strict=True)
+            for state, reason in zip(states, reasons, strict=True)
         ],
         np.int8,
     )
-    here, lengths = covered(starts, ends), ends - starts
-    table.window_index[here] = np.repeat(windows.numbers, lengths)
-    table.trained_at_update[here] = np.repeat(np.where(trained, updates, -1), lengths)
+    here = covered(begins, begins + lengths)
+    table.window_index[here] = np.repeat(np.array(numbers, np.int64), lengths)
+    table.trained_at_update[here] = np.repeat(np.where(trained, trained_at, -1), lengths)
     table.loss_mask[here] = np.repeat(trained, lengths)
-    table.mask_reasons[here] = np.repeat(reasons, lengths)
-    masked = [
+    table.mask_reasons[here] = np.repeat(dropped, lengths)
+    places = np.flatnonzero(trained)
+    masks = msgspec.json.decode(f"[{','.join(masked)}]")
+    left_out = [
         (place, start, end, _REASONS[reason])
-        for place in np.flatnonzero(trained).tolist()
-        for reason, start, end, _ in windows.masked[place]
+        for place in places.tolist()
+        for reason, start, end, _ in masks[place]
     ]
-    if masked:
-        runs = np.array(masked, np.int64)
+    if left_out:
+        runs = np.array(left_out, np.int64)
         runs[:, 1:3] += firsts[runs[:, 0], None]
         runs = runs[:, 1:]
         kept_out = covered(runs[:, 0], runs[:, 1])
         table.loss_mask[kept_out] = 0
         table.mask_reasons[kept_out] = np.repeat(runs[:, 2], runs[:, 1] - runs[:, 0])
-    for places, figures in seen:
-        for name, (counts, values) in figures.items():
-            table.figures[name][covered(starts[places], starts[places] + counts)] = values
+    if seen is not None:
+        wanted = [(lineages[place], updates[place], window_ids[place]) for place in places.tolist()]
+        for found in seen.read_columns(np.array(wanted, np.int64).reshape(-1, 3)):
+            first = begins[places[found.places]]
+            for name, (counts, values) in found.figures.items():
+                table.figures[name][covered(first, first + counts)] = values
 
 
 def _say(table: TokenTable, streams: Streams, first: int) -> None:

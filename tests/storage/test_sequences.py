@@ -33,7 +33,7 @@ from storage.database.tables import ValueUse, Window
 from storage.exports import export
 from storage.exports.pages import wanted_where
 from storage.journal import responses
-from storage.journal.responses import ResponseSelection, read_responses, response_pages
+from storage.journal.responses import ResponseSelection, response_pages
 from storage.journal.store import decode, encode
 from storage.run_store import RunStore
 from storage.text.token_table import MARKS, REASONS, SOURCES
@@ -140,15 +140,15 @@ def test_tokens_say_who_wrote_them(run_dir: Path) -> None:
 
 def test_streams_of_all_chunks_are_one(run_dir: Path) -> None:
     wanted = ResponseSelection(np.array([10]), np.array([5]))
-    ((_, response),) = read_responses(run_dir / "journal", wanted)
-    assert response.streams is not None
-    assert response.streams.pieces == [
+    (page,) = response_pages(run_dir / "journal", wanted)
+    streams = page.responses.streams[0]
+    assert streams.pieces == [
         Piece("policy", "assistant", 0, 0, 5),
         Piece("tool", "tool", 1, 5, 8),
         Piece("template", "assistant", 2, 8, 9),
         Piece("policy", "assistant", 2, 9, 16),
     ]
-    assert response.streams.coefficients == TURNS.coefficients
+    assert streams.coefficients == TURNS.coefficients
 
 
 def test_chunks_of_a_page_are_decoded_together(
@@ -204,9 +204,9 @@ def test_a_plain_answer_has_no_streams(run_dir: Path, tmp_path: Path) -> None:
     store.append([group(1), chunk(10, 0, 3), chunk(10, 3, 7, index=1, version=2)])
     store.close()
     wanted = ResponseSelection(np.array([10]), np.array([2]))
-    ((_, response),) = read_responses(tmp_path / "plain" / "journal", wanted)
-    assert response.streams is None
-    assert response.versions.tolist() == [0] * 3 + [2] * 4
+    (page,) = response_pages(tmp_path / "plain" / "journal", wanted)
+    assert page.responses.streams == {}
+    assert page.responses.versions.tolist() == [0] * 3 + [2] * 4
 
 
 def test_exports_have_the_same(run_dir: Path, tmp_path: Path) -> None:
@@ -277,18 +277,18 @@ def test_responses_side_by_side_are_the_same_as_one_by_one(tmp_path: Path, run_d
         with open_run(folder).moment() as reader:
             wanted = wanted_where(reader, None)
         spoken = ResponseSelection(*(column[wanted.last_offsets >= 0] for column in wanted))
-        one_by_one = list(read_responses(folder / "journal", spoken))
+        one_by_one = list(response_pages(folder / "journal", spoken, most_rows=1))
         assert one_by_one
-        for most_tokens, most_rows in ((1, 3), (30, 3), (10**6, 1), (10**6, 10)):
+        for most_tokens, most_rows in ((1, 3), (30, 3), (10**6, 10)):
             alone = iter(one_by_one)
             for page in response_pages(folder / "journal", spoken, most_tokens, most_rows):
                 assert len(page.ids) <= most_rows
                 for place, key in enumerate(page.ids.tolist()):
-                    wanted_key, response = next(alone)
-                    assert key == wanted_key
+                    one = next(alone)
+                    assert one.ids.tolist() == [key]
                     here = slice(*page.responses.borders[place : place + 2].tolist())
                     for name in ("token_ids", "logprobs", "versions"):
                         got = getattr(page.responses, name)[here]
-                        assert got.tolist() == getattr(response, name).tolist()
-                    assert page.responses.streams.get(place) == response.streams
+                        assert got.tolist() == getattr(one.responses, name).tolist()
+                    assert page.responses.streams.get(place) == one.responses.streams.get(0)
             assert next(alone, None) is None
