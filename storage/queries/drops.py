@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 _ROWS = 50_000
 """Read at a time."""
+# The values are written out: only so does the index of windows that lost tokens serve.
+IS_DROPPED = Window.state == literal("dropped", literal_execute=True)
+"""A window was dropped as a whole."""
+HAS_MASKS = Window.masked_tokens > literal(0, literal_execute=True)
+"""A window's update keeps, or would have kept, some of its tokens out of the loss."""
+IS_MASKED = and_(Window.state == "trained", HAS_MASKS)
+"""A window was trained without some of its tokens."""
+# The second part says it all; the first is the index's own condition, so that it serves.
+LOST_TOKENS = and_(or_(IS_DROPPED, HAS_MASKS), or_(IS_DROPPED, IS_MASKED))
+"""A window was dropped, or trained without some of its tokens."""
 
 
 def dropped_tokens(run_dir: Path) -> dict[str, int]:
@@ -31,12 +41,12 @@ def dropped_tokens(run_dir: Path) -> dict[str, int]:
     counts: Counter[str] = Counter()
     whole = (
         select(Window.reason, func.sum(Window.tokens))
-        .where(Window.run == reader.key, is_dropped())
+        .where(Window.run == reader.key, IS_DROPPED)
         .group_by(Window.reason)
     )
     for reason, tokens in reader.rows(whole):
         counts[reason] += int(tokens)
-    parts = select(Window.masked).where(Window.run == reader.key, is_masked())
+    parts = select(Window.masked).where(Window.run == reader.key, IS_MASKED)
     # A long run with a boundary mask has millions.
     for (masked,) in chain.from_iterable(reader.stream(parts, _ROWS)):
         for reason, _, _, tokens in masked:
@@ -86,7 +96,7 @@ def _lost(reader: RunReader, ids: Int64) -> dict[str, Int64]:
     import pandas as pd
 
     columns = (Window.trajectory_id, Window.reason, Window.tokens, Window.state, Window.masked)
-    query = select(*columns).where(Window.run == reader.key, lost_tokens())
+    query = select(*columns).where(Window.run == reader.key, LOST_TOKENS)
     found: dict[str, Int64] = {}
     for rows in reader.stream(query, _ROWS):
         lost = pd.DataFrame(
@@ -107,33 +117,11 @@ def losses(window: Any) -> list[tuple[str, int]]:
     return [(reason, tokens) for reason, _, _, tokens in window.masked]
 
 
-def is_dropped() -> ColumnElement[bool]:
-    """A window that was dropped as a whole."""
-    # The values are written out: only so does the index of windows that lost tokens serve.
-    return Window.state == literal("dropped", literal_execute=True)
-
-
-def is_masked() -> ColumnElement[bool]:
-    """A window that was trained without some of its tokens."""
-    return and_(Window.state == "trained", has_masks())
-
-
-def has_masks() -> ColumnElement[bool]:
-    """A window some of whose tokens its update keeps, or would have kept, out of the loss."""
-    return Window.masked_tokens > literal(0, literal_execute=True)
-
-
-def lost_tokens() -> ColumnElement[bool]:
-    """A window that was dropped, or trained without some of its tokens."""
-    # The second part says it all; the first is the index's own condition, so that it serves.
-    return and_(or_(is_dropped(), has_masks()), or_(is_dropped(), is_masked()))
-
-
 # -- pages -----------------------------------------------------------------------------------------
 
 Unit = Literal["window", "trajectory"]
 Order = Literal["newest", "most tokens", "longest"]
-_LOST = case((is_dropped(), Window.tokens), else_=Window.masked_tokens)
+_LOST = case((IS_DROPPED, Window.tokens), else_=Window.masked_tokens)
 _ABOUT = (Trajectory.status, Trajectory.length, Trajectory.reward)
 _WINDOW: tuple[str, ...] = (
     *("trajectory_id", "window", "start", "end", "reasons", "lost", "of", "update", "at"),
@@ -223,11 +211,11 @@ def _joined(query: Any) -> Any:
 
 def _for_any(reasons: Sequence[str]) -> ColumnElement[bool]:
     if not reasons:
-        return lost_tokens()
+        return LOST_TOKENS
     # A list of [reason, start, end, tokens] as JSON text, in whichever database.
     masked = or_(*(cast(Window.masked, Text).contains(f'"{reason}"') for reason in reasons))
-    why = or_(is_dropped() & Window.reason.in_(reasons), is_masked() & masked)
-    return and_(lost_tokens(), why)
+    why = or_(IS_DROPPED & Window.reason.in_(reasons), IS_MASKED & masked)
+    return and_(LOST_TOKENS, why)
 
 
 def _within(lengths: tuple[int | None, int | None]) -> list[ColumnElement[bool]]:
