@@ -17,7 +17,6 @@ ALERT = "reward_alert"
 """The kind of event that the monitors of rewards write."""
 MAX_SCORINGS = 20_000
 SCORES = ("ok", "timeout", "crashed", "invalid")
-_COUNTS = ("audits", "audits_failed", "paid_more", "paid_less")
 
 
 def reward_sources(run_dir: Path, evaluation: int | None = None) -> "pd.DataFrame":
@@ -41,24 +40,25 @@ def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[s
         select(
             t.reward_source.label("source"),
             func.count().label("answers"),
-            *(func.sum(_one(t.reward_status == status)).label(status) for status in SCORES),
+            *(func.count(case((t.reward_status == status, 1))).label(status) for status in SCORES),
             func.avg(t.reward).label("reward"),
             func.avg(right).label("correct"),
             func.avg(t.sampled * 1.0).label("length"),
             func.avg(t.reward_seconds).label("seconds"),
             func.max(t.reward_seconds).label("slowest"),
-            func.sum(_one(t.audit_status.is_not(None))).label("audits"),
-            func.sum(_one(t.audit_status != "ok")).label("audits_failed"),
+            func.count(t.audit_status).label("audits"),
+            func.count(case((t.audit_status != "ok", 1))).label("audits_failed"),
             func.avg(case((both, t.reward - t.audit_reward))).label("gap"),
-            func.sum(_one(t.reward > t.audit_reward)).label("paid_more"),
-            func.sum(_one(t.reward < t.audit_reward)).label("paid_less"),
+            func.count(case((t.reward > t.audit_reward, 1))).label("paid_more"),
+            func.count(case((t.reward < t.audit_reward, 1))).label("paid_less"),
         )
         .where(*scored)
         .group_by(t.reward_source)
         .order_by(t.reward_source)
     )
-    rows = [
-        {name: _number(name, x) for name, x in row._mapping.items()} for row in reader.rows(query)
+    rows = [  # PostgreSQL averages to Decimals
+        {name: float(x) if isinstance(x, Decimal) else x for name, x in row._mapping.items()}
+        for row in reader.rows(query)
     ]
     for row in rows:
         for column, error in (("error", t.reward_error), ("audit_error", t.audit_error)):
@@ -180,14 +180,3 @@ def _scored(reader: RunReader, evaluation: int | None) -> list[ColumnElement[boo
     t = Trajectory
     mine = [t.purpose == "train"] if evaluation is None else answers_of(reader, evaluation)
     return [t.run == reader.key, *mine, t.reward_status.is_not(None)]
-
-
-def _one(condition: ColumnElement[bool]) -> Any:
-    return case((condition, 1), else_=0)
-
-
-def _number(name: str, value: Any) -> Any:
-    """The number of a Decimal, which PostgreSQL sums and averages to; others as they are."""
-    if not isinstance(value, Decimal):
-        return value
-    return int(value) if name in (*SCORES, *_COUNTS) else float(value)
