@@ -9,13 +9,13 @@ scorings were asked for another 100.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import islice
 from operator import and_
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ _CHUNKS = 32
 """Pieces of the table, one for each time that it was read on."""
 _OPEN = ("issued", "running")
 _WAITING = ("finished", "truncated")
+_SEGMENT_INDEX = SegmentIndex()
 
 
 @dataclass
@@ -67,9 +68,11 @@ class _IndexedRun:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_KNOWN: OrderedDict[tuple[str, int, bool], _IndexedRun] = OrderedDict()
-_ALL = threading.Lock()
-_SEGMENT_INDEX = SegmentIndex()
+@lru_cache(maxsize=MAX_RUNS)
+def _indexed_run(run_dir: Path, run: int, is_wide: bool) -> _IndexedRun:
+    """What was read of a run; empty at first."""
+    schema = WIDE if is_wide else SCHEMA
+    return _IndexedRun(schema, schema.empty_table())
 
 
 def matching(
@@ -88,7 +91,7 @@ def matching(
     Sorted by a column and then by id, those without a value last. `asked`: the columns that
     conditions name; `newest`: of those that meet them, how many of the last scored."""
     wide = newest is not None or not {sort, *asked} <= set(SCHEMA.names)
-    found = _rows(reader, WIDE if wide else SCHEMA)
+    found = _rows(reader, wide)
     if every := list(conditions):
         found = found.filter(reduce(and_, every))  # each filter copies all columns
     if newest is not None and newest < found.num_rows:
@@ -126,18 +129,13 @@ def _ordered(column: pa.ChunkedArray, most: int, *, descending: bool) -> Int64:
     return np.concatenate([known[order], missing])
 
 
-def _rows(reader: RunReader, schema: pa.Schema) -> pa.Table:
+def _rows(reader: RunReader, is_wide: bool) -> pa.Table:
     """These columns of all training trajectories of a run, as they are now."""
-    key = (str(reader.run_dir.resolve()), reader.key, schema is WIDE)
-    with _ALL:
-        known = _KNOWN.setdefault(key, _IndexedRun(schema, schema.empty_table()))
-        _KNOWN.move_to_end(key)
-        if len(_KNOWN) > MAX_RUNS:
-            _KNOWN.popitem(last=False)
+    known = _indexed_run(reader.run_dir.resolve(), reader.key, is_wide)
     with known.lock:
         offset = reader.next_offset()
         if offset < known.offset:  # the run was cut: nothing of it is certain
-            known.rows, known.settled = schema.empty_table(), 0
+            known.rows, known.settled = known.schema.empty_table(), 0
         if offset != known.offset:
             _read_on(reader, known)
             known.offset = offset

@@ -114,7 +114,7 @@ def test_few_runs_are_kept(tmp_path: Path) -> None:
     for number in range(trajectory_index.MAX_RUNS + 2):
         run = write_run(tmp_path / str(number), updates=2, roll_back_after=None)
         both(run, {})
-    assert len(trajectory_index._KNOWN) == trajectory_index.MAX_RUNS
+    assert trajectory_index._indexed_run.cache_info().currsize == trajectory_index.MAX_RUNS
 
 
 def test_the_journal_is_not_read_for_audits_of_a_run_without_any(
