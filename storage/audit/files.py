@@ -211,13 +211,13 @@ def check_masks(reader: RunReader, facts: JournalFacts, findings: Findings) -> i
         windows[window[0]].append(window)
     last_offsets = np.array([row.last_offset for row in chosen], np.int64)
     wanted = ResponseSelection(np.array(list(windows), np.int64), last_offsets)
-    for page in response_pages(reader.journal, wanted, most_rows=1):
-        key, length = int(page.ids[0]), len(page.responses.token_ids)
+    for response in response_pages(reader.journal, wanted, most_rows=1):
+        key, length = int(response.ids[0]), len(response.token_ids)
         trajectory = facts.trajectories.get(key)
         if trajectory is None or length != trajectory.length:
             findings.add("mask", f"trajectory {key}", f"the table has {length} tokens")
             continue
-        table = token_table(page.responses, [key], windows[key])
+        table = token_table(response, windows[key])
         _compare(trajectory, table.loss_mask, table.trained_at_update, findings)
     return len(chosen)
 

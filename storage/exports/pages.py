@@ -61,15 +61,14 @@ def pages(
         order = np.argsort(wanted.last_offsets[~silent], kind="stable")
         ids += wanted.ids[~silent][order].tolist()
     for first in range(0, len(ids), most):
-        page = ids[first : first + most]
-        yield loader.page(page, no_tokens(len(page)))
+        yield loader.page(no_tokens(ids[first : first + most]))
     if tokens and not silent.all():
         spoken = ResponseSelection(wanted.ids[~silent], wanted.last_offsets[~silent])
         # Ids rise in the order of issue: no chunk of these was written before the first of them.
         oldest = Trajectory.run == reader.key, Trajectory.trajectory_id == int(spoken.ids[0])
         first = int(reader.value(select(Trajectory.offset).where(*oldest)))
-        for some in response_pages(reader.journal, spoken, most_rows=most, first_offset=first):
-            yield loader.page(some.ids.tolist(), some.responses)
+        for responses in response_pages(reader.journal, spoken, most_rows=most, first_offset=first):
+            yield loader.page(responses)
 
 
 def wanted_where(reader: RunReader, condition: Any) -> ResponseSelection:
@@ -116,7 +115,8 @@ class _PageLoader:
             select(Trajectory.trajectory_id.label("key"), *map(_labelled, self._names)), reader.key
         )
 
-    def page(self, ids: Sequence[int], responses: Responses) -> Page:
+    def page(self, responses: Responses) -> Page:
+        ids = responses.ids.tolist()
         query = self._query.where(_between(Trajectory.trajectory_id, ids))
         by_id = {row[0]: row for row in self._reader.tuples(query)}
         columns = list(zip(*(by_id[key] for key in ids), strict=True))
@@ -128,7 +128,7 @@ class _PageLoader:
                     empty if text in (None, "null") else text for text in scalars[name]
                 )
         windows = [] if self._seen is None else windows_of(self._reader, ids)
-        tokens = token_table(responses, ids, windows, self._seen)
+        tokens = token_table(responses, windows, self._seen)
         return Page(len(ids), scalars, tokens, responses.borders)
 
 

@@ -5,7 +5,7 @@ which their last chunks were written, in pages of columns. One pass, and memory 
 for twice the wanted responses that are still being put together.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -27,9 +27,11 @@ PAGE_TOKENS, PAGE_ROWS = 1 << 17, 4096
 
 
 class Responses(NamedTuple):
-    """Several responses, the tokens of one after those of the other. Response i has the tokens from
-    borders[i] to borders[i + 1]; `streams` are those of responses that have any, by i."""
+    """Several responses, the tokens of one after those of the other. Response i is that of
+    trajectory ids[i] and has the tokens from borders[i] to borders[i + 1]; `streams` are those of
+    responses that have any, by i."""
 
+    ids: Int64
     borders: Int64
     token_ids: Int32
     logprobs: Float32
@@ -40,17 +42,10 @@ class Responses(NamedTuple):
     """Without any the policy sampled every token, and nothing else is to be said of them."""
 
 
-def no_tokens(count: int) -> Responses:
-    """`count` responses without tokens."""
-    borders = np.zeros(count + 1, np.int64)
-    return Responses(borders, np.zeros(0, np.int32), np.zeros(0, np.float32), borders[:0], {})
-
-
-class ResponsePage(NamedTuple):
-    """Responses and whose they are."""
-
-    ids: Int64
-    responses: Responses
+def no_tokens(ids: Sequence[int]) -> Responses:
+    """Responses without tokens."""
+    tokens = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64)
+    return Responses(np.array(ids, np.int64), np.zeros(len(ids) + 1, np.int64), *tokens, {})
 
 
 class ResponseSelection(NamedTuple):
@@ -67,7 +62,7 @@ def response_pages(
     most_rows: int = PAGE_ROWS,
     first_offset: int = 0,
     index: SegmentIndex | None = None,
-) -> Iterator[ResponsePage]:
+) -> Iterator[Responses]:
     """Pages of the wanted trajectories, bounded by responses and, roughly, tokens; no chunk is
     before `first_offset`. `index`: as for `storage.journal.segments.read_batches`."""
     if len(wanted.ids) == 0:
@@ -112,7 +107,7 @@ def _pages(
         yield chunks.take(pa.array(order[first:end]))
 
 
-def _flat(chunks: pa.RecordBatch) -> ResponsePage:
+def _flat(chunks: pa.RecordBatch) -> Responses:
     whose = chunks.column("trajectory_id").to_numpy()
     firsts = np.flatnonzero(np.diff(whose, prepend=whose[0] - 1))
     sizes = chunks.column("token_ids").value_lengths().to_numpy()
@@ -124,14 +119,14 @@ def _flat(chunks: pa.RecordBatch) -> ResponsePage:
     base = borders[place].repeat(spans.value_lengths().to_numpy())
     versions = np.full(len(token_ids), -1, np.int64)
     versions[covered(base + start, base + end)] = np.repeat(version, end - start)
-    responses = Responses(
+    return Responses(
+        whose[firsts],
         borders,
         token_ids,
         chunks.column("logprobs").flatten().to_numpy(),
         versions,
         streams_of(chunks, place),
     )
-    return ResponsePage(whose[firsts], responses)
 
 
 def chunks_of(batch: pa.RecordBatch, wanted: ResponseSelection) -> pa.RecordBatch:

@@ -185,7 +185,7 @@ def search_responses(run_dir: Path, text: str, *, purpose: str) -> list[int]:
     wanted, first = ResponseSelection(ids, last_offsets), int(first_offsets.min())
     found: list[int] = []
     for page in response_pages(reader.journal, wanted, first_offset=first):
-        texts = decoder.texts(page.responses.token_ids, page.responses.borders)
+        texts = decoder.texts(page.token_ids, page.borders)
         found += [key for key, said in zip(page.ids.tolist(), texts, strict=True) if text in said]
     return sorted(found)
 
@@ -202,16 +202,16 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     if not found:
         raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
     row = found[0]
-    responses = no_tokens(1)
+    response = no_tokens([trajectory_id])
     if row.last_offset is not None:
         wanted = ResponseSelection(np.array([trajectory_id]), np.array([row.last_offset]))
         read = response_pages(
             reader.journal, wanted, first_offset=row.first_offset, index=_SEGMENT_INDEX
         )
-        if (page := next(read, None)) is None:
+        if (whole := next(read, None)) is None:
             text = f"the journal of {reader.run_id} ends before trajectory {trajectory_id} does"
             raise UserError(f"{text}: bring back its last segment, or see `headrace audit`")
-        responses = page.responses
+        response = whole
     mine = [c for c in Window.__table__.columns if c.name != "run"]
     windows = reader.frame(
         select(*mine)
@@ -221,7 +221,7 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     is_trained = (windows["state"] == "trained").any()
     seen = DiagnosticsReader(reader.diagnostics) if is_trained else None
     rows = windows_of(reader, [trajectory_id])
-    decoder, table = text_decoder(run_dir), token_table(responses, [trajectory_id], rows, seen)
+    decoder, table = text_decoder(run_dir), token_table(response, rows, seen)
     starts = np.flatnonzero(np.diff(table.turns * len(SOURCES) + table.sources, prepend=-1))
     ends = np.append(starts, len(table.token_ids))
     said = dict[int, str]()

@@ -63,13 +63,9 @@ class TokenTable(NamedTuple):
 
 
 def token_table(
-    responses: Responses,
-    ids: Sequence[int],
-    windows: Sequence[Any],
-    seen: DiagnosticsReader | None = None,
+    responses: Responses, windows: Sequence[Any], seen: DiagnosticsReader | None = None
 ) -> TokenTable:
-    """Join responses, one after the other, with their windows (rows of WINDOW) and the figures that
-    `seen` has of them. `ids`: whose each response is."""
+    """Join responses with their windows (rows of WINDOW) and what the learner saw of them."""
     size = len(responses.token_ids)
     sampled = responses.versions >= 0
     table = TokenTable(
@@ -89,7 +85,7 @@ def token_table(
     )
     for place, streams in responses.streams.items():
         _say(table, streams, int(responses.borders[place]))
-    _place(table, responses.borders, ids, windows, seen)
+    _place(table, responses, windows, seen)
     if not sampled.all():
         table.loss_mask[~sampled] = 0
         table.mask_reasons[~sampled] = -1
@@ -98,18 +94,14 @@ def token_table(
 
 
 def _place(
-    table: TokenTable,
-    borders: Int64,
-    ids: Sequence[int],
-    windows: Sequence[Any],
-    seen: DiagnosticsReader | None,
+    table: TokenTable, responses: Responses, windows: Sequence[Any], seen: DiagnosticsReader | None
 ) -> None:
     """Write rows of windows on the tokens that they are of."""
     columns = list(zip(*windows, strict=True)) or [()] * len(WINDOW)
     keys, starts, ends, numbers, states, reasons, updates, masked, lineages, window_ids = columns
-    order = {key: place for place, key in enumerate(ids)}
+    order = {key: place for place, key in enumerate(responses.ids.tolist())}
     whose = np.array([order[key] for key in keys], np.int64)
-    firsts, lasts = borders[whose], borders[whose + 1]
+    firsts, lasts = responses.borders[whose], responses.borders[whose + 1]
     begins = np.minimum(firsts + np.array(starts, np.int64), lasts)
     lengths = np.minimum(firsts + np.array(ends, np.int64), lasts) - begins
     trained = np.array([state == "trained" for state in states], bool)

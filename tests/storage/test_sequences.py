@@ -141,7 +141,7 @@ def test_tokens_say_who_wrote_them(run_dir: Path) -> None:
 def test_streams_of_all_chunks_are_one(run_dir: Path) -> None:
     wanted = ResponseSelection(np.array([10]), np.array([5]))
     (page,) = response_pages(run_dir / "journal", wanted)
-    streams = page.responses.streams[0]
+    streams = page.streams[0]
     assert streams.pieces == [
         Piece("policy", "assistant", 0, 0, 5),
         Piece("tool", "tool", 1, 5, 8),
@@ -170,7 +170,7 @@ def test_chunks_of_a_page_are_decoded_together(
     monkeypatch.setattr("storage.journal.responses.decode", counted)
     wanted = ResponseSelection(np.array(ids), np.arange(20, 40))
     (page,) = response_pages(tmp_path / "short" / "journal", wanted, 10**6, 100)
-    assert page.responses.streams == {place: streams for place in range(20)}
+    assert page.streams == {place: streams for place in range(20)}
     assert decoded == [20]
 
 
@@ -195,7 +195,7 @@ def test_what_is_left_of_long_answers_is_not_copied_with_every_page(
     wanted = ResponseSelection(np.array(keys), np.arange(8) + 8 * length)
     found = list(response_pages(tmp_path / "long" / "journal", wanted, 16, 100))
     assert [key for page in found for key in page.ids.tolist()] == keys
-    assert {int(page.responses.borders[-1]) for page in found} == {length}
+    assert {int(page.borders[-1]) for page in found} == {length}
     assert sum(rows) < 4 * 8 * length
 
 
@@ -205,8 +205,8 @@ def test_a_plain_answer_has_no_streams(run_dir: Path, tmp_path: Path) -> None:
     store.close()
     wanted = ResponseSelection(np.array([10]), np.array([2]))
     (page,) = response_pages(tmp_path / "plain" / "journal", wanted)
-    assert page.responses.streams == {}
-    assert page.responses.versions.tolist() == [0] * 3 + [2] * 4
+    assert page.streams == {}
+    assert page.versions.tolist() == [0] * 3 + [2] * 4
 
 
 def test_exports_have_the_same(run_dir: Path, tmp_path: Path) -> None:
@@ -286,9 +286,9 @@ def test_responses_side_by_side_are_the_same_as_one_by_one(tmp_path: Path, run_d
                 for place, key in enumerate(page.ids.tolist()):
                     one = next(alone)
                     assert one.ids.tolist() == [key]
-                    here = slice(*page.responses.borders[place : place + 2].tolist())
+                    here = slice(*page.borders[place : place + 2].tolist())
                     for name in ("token_ids", "logprobs", "versions"):
-                        got = getattr(page.responses, name)[here]
-                        assert got.tolist() == getattr(one.responses, name).tolist()
-                    assert page.responses.streams.get(place) == one.responses.streams.get(0)
+                        got = getattr(page, name)[here]
+                        assert got.tolist() == getattr(one, name).tolist()
+                    assert page.streams.get(place) == one.streams.get(0)
             assert next(alone, None) is None
