@@ -42,8 +42,15 @@ def encode(value: Any, export: Export) -> Json:
         return ["type", value.__name__]
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encode(value.item(), export)
-    made = _from_library(value)
-    return made if made is not None else export(value)
+    kind = type(value)
+    match (kind.__module__, kind.__name__):
+        case ("decimal", "Decimal"):
+            return ["Decimal", str(value)]
+        case ("fractions", "Fraction"):
+            return ["Fraction", hex(value.numerator), hex(value.denominator)]
+        case ("datetime", "date" | "time" | "datetime"):
+            return [kind.__name__, value.isoformat()]
+    return export(value)
 
 
 _SEQUENCES: tuple[tuple[Any, str], ...] = (
@@ -56,18 +63,6 @@ _TYPES = (
     object,
 )  # fmt: skip
 """Types that are identified by name. None of them runs what it is given."""
-
-
-def _from_library(value: Any) -> Json | None:
-    kind = type(value)
-    match (kind.__module__, kind.__name__):
-        case ("decimal", "Decimal"):
-            return ["Decimal", str(value)]
-        case ("fractions", "Fraction"):
-            return ["Fraction", hex(value.numerator), hex(value.denominator)]
-        case ("datetime", "date" | "time" | "datetime"):
-            return [kind.__name__, value.isoformat()]
-    return None
 
 
 def decode(data: Json, find: Find) -> Any:
@@ -98,11 +93,6 @@ def decode(data: Json, find: Find) -> Any:
             return {each.__name__: each for each in _TYPES}[rest[0]]
         case "mine" | "yours":
             return find(data)
-    return _to_library(name, rest)
-
-
-def _to_library(name: str, rest: list[Any]) -> Any:
-    match name:
         case "Decimal":
             from decimal import Decimal
 
