@@ -23,12 +23,12 @@ from storage.audit.files import (
 )
 from storage.audit.findings import Finding, Findings
 from storage.audit.journal_facts import JournalFacts
-from storage.audit.reading import JournalSurvey, UsableRecords, survey
+from storage.audit.reading import UsableRecords, survey
 from storage.audit.recount import LedgerChecks, check_tokens, count, surplus
 from storage.audit.sequences import SequenceChecks
 from storage.audit.sql import check_facts, check_rows, moment
 from storage.audit.updates import UpdateChecks
-from storage.database.reader import RunReader, check_formats, read_config
+from storage.database.reader import check_formats, read_config
 from storage.journal.store import run_id_of
 
 AuditProgress = Callable[[int, int], None]
@@ -77,7 +77,10 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
             UpdateChecks(facts, findings),
             LedgerChecks(facts, findings, journal.figures_at),
         )
-        projected = -1 if sql is None else _projected(sql, journal, findings)
+        projected = -1 if sql is None else sql.next_offset()  # up to there SQL has the journal
+        if projected > journal.end:
+            text = f"has {projected} records, and the journal {journal.end} that can be read"
+            findings.add("sql", "projection", text)
         journaled, reached = UsableRecords(run_dir / "journal", journal.end), 0
         for read in journaled:
             reached = read.offset + 1
@@ -122,11 +125,3 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
         },
         findings=findings.all(),
     )
-
-
-def _projected(reader: RunReader, journal: JournalSurvey, findings: Findings) -> int:
-    """The offset up to which SQL has the journal."""
-    if (found := reader.next_offset()) > journal.end:
-        text = f"has {found} records, and the journal {journal.end} that can be read"
-        findings.add("sql", "projection", text)
-    return found
