@@ -8,9 +8,8 @@ from sqlalchemy import case, func, select
 
 from headrace.errors import UserError
 from headrace.metrics.health_ranges import alert_sentence
-from headrace.run_files.run_folder import is_reward_model, read_config
-from storage.database.reader import RunReader, open_run
-from storage.database.reader import read_config as read_resolved
+from headrace.run_files.run_folder import is_reward_model
+from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import (
     Checkpoint,
     Evaluation,
@@ -57,9 +56,9 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     by_label = {row["label"]: row for row in evaluations}
     before, after = by_label.get("before", {}), by_label.get("after", {})
     rewards = _per_update(reader, "reward/mean")["reward/mean"]
-    left = alerts_of(reader)
+    left, judges = alerts_of(reader), config.get("reward", {}).get("judges", {})
     return {
-        **_standing(reader, config.name, config.seed, config.schedule.mode),
+        **_standing(reader, config),
         "eval": {"before": before.get("accuracy"), "after": after.get("accuracy")},
         "evaluations": evaluations,
         "reward": {
@@ -86,7 +85,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "generator": latest.get("idle/generator"),
         },
         "checkpoints": _checkpoints(reader),
-        "judges": {name: _lives(run_dir, name) for name in config.reward.judges},
+        "judges": {name: _lives(run_dir, name) for name in judges},
     }
 
 
@@ -96,21 +95,16 @@ def run_figures(run_dir: Path) -> dict[str, Any]:
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
     reader = open_run(run_dir)
-    # As it was written: to check it takes the first visitor of a page seconds.
-    config = read_resolved(run_dir)
-    mode = config.get("schedule", {}).get("mode")
     return {
-        **_standing(reader, config.get("name"), config.get("seed"), mode),
+        **_standing(reader, read_config(run_dir)),
         "evaluations": _evaluations(reader),
         "tokens": _tokens(reader, latest_values(reader, "ledger/")),
         **_ages(reader),
     }
 
 
-def _standing(
-    reader: RunReader, recipe: str | None, seed: int | None, mode: str | None
-) -> dict[str, Any]:
-    """The run's identity, and its progress."""
+def _standing(reader: RunReader, config: dict[str, Any]) -> dict[str, Any]:
+    """The run's identity, and its progress. `config` is not checked: that takes a page seconds."""
     state = run_state(reader)
     return {
         "run_id": reader.run_id,
@@ -118,9 +112,9 @@ def _standing(
         "detail": state.detail,
         "ended": state.ended,
         "sql": state.sql,
-        "recipe": recipe,
-        "seed": seed,
-        "mode": mode,
+        "recipe": config.get("name"),
+        "seed": config.get("seed"),
+        "mode": config.get("schedule", {}).get("mode"),
         "lineage": state.lineage,
         **(updates := _updates(reader, state.started_at)),
         "updates": max(updates["updates"], state.updates),
