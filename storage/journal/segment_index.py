@@ -6,11 +6,10 @@ Bounded: one position per megabyte, for a limited number of files. Checks of a j
 """
 
 import bisect
+import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from storage.journal.record_batches import Frame, FrameStart
 
@@ -19,51 +18,38 @@ POSITION_BYTES = 2**20
 MAX_FILES = 64
 
 
-class _FileStamp(NamedTuple):
-    inode: int
-    size: int
-    changed: int
-
-
-@dataclass
-class _IndexedFile:
-    """The known positions of a file. `starts` are in order."""
-
-    stamp: _FileStamp
-    starts: list[FrameStart] = field(default_factory=list)
-
-
 class SegmentIndex:
     """Known positions of several files; used by several threads."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[Path, _IndexedFile] = OrderedDict()
+        self._files: OrderedDict[Path, tuple[os.stat_result, list[FrameStart]]] = OrderedDict()
+        """Each file as it was when it was last asked for, and its known positions in order."""
         self._lock = threading.Lock()
 
     def start_before(self, path: Path, row: int) -> FrameStart | None:
         """The last known position at or before a row of a file; None where there is none. Positions
         of a file that has been replaced are dropped."""
-        about = path.stat()
-        now = _FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
+        now = path.stat()
         with self._lock:
-            known = self._files.get(path)
-            if known is None or not _is_the_same(known.stamp, now):
-                known = self._files[path] = _IndexedFile(now)
-            known.stamp = now
-            self._files.move_to_end(path)
+            known, starts = self._files.pop(path, (now, []))
+            if not _is_the_same(known, now):
+                starts = []
+            self._files[path] = now, starts
             if len(self._files) > MAX_FILES:
                 self._files.popitem(last=False)
-            place = bisect.bisect_right(known.starts, row, key=lambda start: start.rows)
-            return known.starts[place - 1] if place else None
+            place = bisect.bisect_right(starts, row, key=lambda start: start.rows)
+            return starts[place - 1] if place else None
 
     def add(self, frame: Frame, rows: int) -> None:
         """Note a sound frame, which has `rows` before it in its file."""
         with self._lock:
-            known = self._files.get(frame.path)
-            last = known.starts[-1].position if known and known.starts else 0
-            if known is not None and frame.position >= last + POSITION_BYTES:
-                known.starts.append(FrameStart(frame.position, rows))
+            if known := self._files.get(frame.path):
+                _, starts = known
+                last = starts[-1].position if starts else 0
+                if frame.position >= last + POSITION_BYTES:
+                    starts.append(FrameStart(frame.position, rows))
 
 
-def _is_the_same(known: _FileStamp, now: _FileStamp) -> bool:
-    return known.inode == now.inode and (known == now or known.size < now.size)
+def _is_the_same(known: os.stat_result, now: os.stat_result) -> bool:
+    unchanged = (known.st_size, known.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
+    return known.st_ino == now.st_ino and (unchanged or known.st_size < now.st_size)
