@@ -55,27 +55,13 @@ class _Scorer:
     """True: it reads the images of prompts."""
 
     def __init__(
-        self,
-        folder: str | Path,
-        *,
-        read_image: Callable[[str], bytes] | None = None,
-        policy: str | Path | None = None,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        trust_remote_code: bool = False,
+        self, folder: str | Path, *, read_image: Callable[[str], bytes] | None = None
     ) -> None:
-        """Load the folder.
+        """Load the folder that `headrace reward train` wrote.
 
-        Args:
-            folder: what `headrace reward train` wrote. read_image: an image's file by its digest,
-            for a model that sees; by default those in the working directory. policy: a model folder
-            whose tokenizer must be the reward model's, because its token ids will be scored.
-            device, dtype: where and in what the model computes. trust_remote_code: run Python code
-            shipped inside the folder.
-
-        Raises:
-            UserError: not a reward model, of another kind, or with another tokenizer.
-        """
+        `read_image`: an image's file by its digest, for a model that sees; by default those in the
+        working directory. UserError: not a reward model, of another kind, or with another
+        tokenizer."""
         self.folder = Path(folder).expanduser()
         self.card: Card = read_card(self.folder)
         check_kind(self.folder, self.card, self.kind)
@@ -86,38 +72,34 @@ class _Scorer:
         transformers_logging.disable_progress_bar()
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(
-                self.folder, trust_remote_code=trust_remote_code
+                self.folder, trust_remote_code=False
             )
             check_tokenizer(self.folder, self.card, self.tokenizer, str(self.folder))
-            if policy is not None:
-                other = AutoTokenizer.from_pretrained(policy, trust_remote_code=trust_remote_code)
-                check_tokenizer(self.folder, self.card, other, str(policy))
-            model = self._load(dtype=dtype, trust_remote_code=trust_remote_code)
+            self.model = self._load().eval()
         except (OSError, ValueError) as error:
             line = first_line(error)
             raise UserError(f"cannot load the reward model {self.folder}: {line}") from error
-        self.model = model.to(device).eval()
-        self._device = torch.device(device)
-        self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        shape = self.model.config.get_text_config()
+        self._positions = getattr(shape, "max_position_embeddings", None)
 
-    def _load(self, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    def _load(self) -> PreTrainedModel:
         from learner.models.loading import critic_class, policy_class
 
         folder, is_scalar = str(self.folder), isinstance(self, _ScalarScorer)
         if self._images is None:
             # Of the class that trained it: transformers may have none, or one with another head.
-            shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            shape = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             kind = (critic_class if is_scalar else policy_class)(shape)
             return kind.from_pretrained(
-                folder, use_safetensors=True, dtype=dtype, trust_remote_code=trust_remote_code
+                folder, use_safetensors=True, dtype=torch.float32, trust_remote_code=False
             )
         from learner.models.forward import PolicyNetwork, ValueNetwork
         from learner.models.images import ImageInputs, VisionTower
         from learner.models.loading import load_critic, load_policy, load_processor
 
-        models = ModelConfig(path=folder, critic_path=folder, trust_remote_code=trust_remote_code)
+        models = ModelConfig(path=folder, critic_path=folder)
         load = load_critic if is_scalar else load_policy
-        model = load(models, dtype=dtype, device=torch.device("cpu"))
+        model = load(models, dtype=torch.float32, device=torch.device("cpu"))
         self._inputs = ImageInputs(self._images.read, load_processor(models), model)
         self._network: Any = ValueNetwork(model) if is_scalar else PolicyNetwork(model)
         self._network.vision = VisionTower(model, self._inputs)
@@ -131,7 +113,7 @@ class _Scorer:
         self._row(ids)
         row = UnitRow(ids, [len(ids) - 1] * len(targets), list(targets), media)
         (pack,) = packs_of(
-            [LossUnit((row,), ())], budget=len(ids), device=self._device, images=self._inputs
+            [LossUnit((row,), ())], budget=len(ids), device=torch.device("cpu"), images=self._inputs
         )
         return self._network(pack.pack)
 
@@ -144,7 +126,7 @@ class _Scorer:
                 f"{len(ids)} tokens are too many for the reward model {self.folder}, which has "
                 f"{self._positions} positions"
             )
-        return torch.tensor([list(ids)], dtype=torch.int64, device=self._device)
+        return torch.tensor([list(ids)], dtype=torch.int64)
 
 
 class _ScalarScorer(_Scorer):
