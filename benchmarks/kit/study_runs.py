@@ -7,7 +7,6 @@ compare, is an error, and is run by the next call; an interrupted study goes on 
 """
 
 import os
-import queue
 import subprocess
 import sys
 import tempfile
@@ -62,9 +61,12 @@ class Runner:
         there = {row["machine"].get("bfloat16") for row in self.rows.rows.values()} - {None}
         if missing and there - {has_bfloat16()}:
             print(OTHER_MACHINE, file=sys.stderr, flush=True)
-        shares: queue.Queue[set[int]] = queue.Queue()
-        for share in core_shares(detect().cores, self.jobs):
-            shares.put(share)
+        shares = core_shares(detect().cores, self.jobs)
+
+        def take_share() -> None:
+            # The affinity of a thread is what the processes it starts inherit.
+            os.sched_setaffinity(0, shares.pop())
+
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TimeElapsedColumn(), Remaining(),
@@ -72,11 +74,11 @@ class Runner:
         console = Console(stderr=True)
         with (
             tempfile.TemporaryDirectory(prefix="headrace-study-") as scratch,
-            ThreadPoolExecutor(self.jobs) as pool,
+            ThreadPoolExecutor(self.jobs, initializer=take_share) as pool,
             Progress(*columns, console=console, disable=not console.is_terminal) as progress,
         ):
             bar = progress.add_task(self.study, total=len(missing))
-            root = self.keep or Path(scratch)
+            root, remove = self.keep or Path(scratch), self.keep is None
 
             running: dict[Future[Row], tuple[Arm, int, int]] = {}
             left = deque(missing)
@@ -84,9 +86,10 @@ class Runner:
                 while running or left:
                     # No more than run: an error ends the study, and a repeat is the next.
                     while left and len(running) < self.jobs:
-                        arm, seed, _ = left[0]
-                        future = pool.submit(self._run_on_share, arm, seed, root, shares)
-                        running[future] = left.popleft()
+                        arm, seed, place = left.popleft()
+                        print(f"{arm.name} seed {seed} begins", file=sys.stderr, flush=True)
+                        future = pool.submit(self.measure, arm, seed, root, remove=remove)
+                        running[future] = arm, seed, place
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         arm, seed, place = running.pop(future)
                         name = key(arm, seed)
@@ -114,18 +117,6 @@ class Runner:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return failed
-
-    def _run_on_share(
-        self, arm: Arm, seed: int, root: Path, shares: "queue.Queue[set[int]]"
-    ) -> Row:
-        share = shares.get()
-        print(f"{arm.name} seed {seed} begins", file=sys.stderr, flush=True)
-        try:
-            # The affinity of a thread is what the processes it starts inherit.
-            os.sched_setaffinity(0, share)
-            return self.measure(arm, seed, root, remove=self.keep is None)
-        finally:
-            shares.put(share)
 
     def tune(self, tuning: Tuning, modes: Sequence[str]) -> None:
         """Run what tuning lacks, one run of each arm in turn.
