@@ -19,17 +19,10 @@ PLACES = 6
 
 All its digits have to be right (the last one rounded or not)."""
 
-_LAYOUT = re.compile(r"\\[!,;: $]|\\left|\\right|\\displaystyle|\\[()\[\]]|[$\s]")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_DECIMAL = re.compile(rf"(?P<sign>[-+]?)(?P<whole>{_INTEGER})?(?:\.(?P<places>[0-9]*))?")
-_SLASH = re.compile(rf"([-+]?)({_INTEGER})/({_INTEGER})")
-_FRAC = re.compile(
-    rf"([-+]?)\\[cdt]?frac(?:\{{([-+]?{_INTEGER})\}}\{{({_INTEGER})\}}|([0-9])([0-9]))"
-)
-_POWER = re.compile(
-    r"(?P<number>[-+]?[0-9.,]+)(?:[eE]|(?:\*|\\times|\\cdot)10\^)\{?(?P<power>[-+]?[0-9]{1,3})\}?"
-)
-_SPACED_DIGITS = re.compile(r"[0-9]\s+[0-9]")
+_DECIMAL = re.compile(rf"(?P<whole>{_INTEGER})?(?:\.(?P<places>[0-9]*))?")
+_RATIO = re.compile(rf"({_INTEGER})/({_INTEGER})|\\frac\{{([-+]?[0-9]+)\}}\{{([0-9]+)\}}")
+_POWER = re.compile(r"([0-9.,]+)(?:[eE]|(?:\*|\\times|\\cdot)10\^)\{?([-+]?[0-9]{1,3})\}?")
 
 
 def same_number(wanted: Fraction, given: Fraction) -> bool:
@@ -57,30 +50,19 @@ def _places(number: Fraction) -> int | None:
     return max(powers) if rest == 1 else None
 
 
-def read_number(text: str) -> Fraction | None:
-    """The value of an integer, decimal or fraction, with or without thousands separators."""
-    if len(text) > LONGEST or _SPACED_DIGITS.search(text):
-        return None
-    bare = _LAYOUT.sub("", text.replace("\u2212", "-")).rstrip(".")
-    if bare.startswith("{") and bare.endswith("}"):
-        bare = bare[1:-1]
+def _number(text: str) -> Fraction | None:
+    """The value of a decimal or fraction in `_NUMBER`; None over zero, or by misplaced commas."""
+    bare = "".join(text.split())
     if match := _POWER.fullmatch(bare):
-        number = read_number(match["number"])
-        return None if number is None else number * Fraction(10) ** int(match["power"])
+        number = _number(match[1])
+        return None if number is None else number * Fraction(10) ** int(match[2])
     if match := _DECIMAL.fullmatch(bare):
         whole, places = match["whole"] or "", match["places"] or ""
-        if not whole and not places:
-            return None
-        value = Fraction(int(whole.replace(",", "") + places or "0"), 10 ** len(places))
-        return -value if match["sign"] == "-" else value
-    if match := _SLASH.fullmatch(bare) or _FRAC.fullmatch(bare):
-        sign, above, below = (part for part in match.groups() if part is not None)
-        divisor = int(below.replace(",", ""))
-        if divisor == 0:
-            return None
-        value = Fraction(int(above.replace(",", "")), divisor)
-        return -value if sign == "-" else value
-    return None
+        return Fraction(int(whole.replace(",", "") + places), 10 ** len(places))
+    if (match := _RATIO.fullmatch(bare)) is None:
+        return None
+    above, below = (int(part.replace(",", "")) for part in match.groups() if part)
+    return Fraction(above, below) if below else None
 
 
 _DIGITS = r"[0-9]+(?:,[0-9]{3})*"
@@ -186,14 +168,14 @@ def _value(match: re.Match[str]) -> Fraction | None:
     whole = match["whole"] or match["whole2"]
     part = match["mixed"] or match["mixed2"]
     if whole:
-        fraction = read_number(part)
+        fraction = _number(part)
         if fraction is None or not 0 <= fraction < 1:
             return None
         number: Fraction | None = int(whole) + fraction
     else:
         power = f"1*{match['power']}" if match["power"] else match["decimal"]
         text = match["fraction"] or power or match["spaced"].replace(" ", "")
-        number = read_number(text)
+        number = _number(text)
     if number is None:
         return None
     return -number if match["sign"] == "-" else number

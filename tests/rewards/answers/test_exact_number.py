@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers.quantity import LONGEST, read_number
+from rewards.answers.notation import tidy
+from rewards.answers.quantity import LONGEST, Quantity, read_quantity
 
 
 @pytest.mark.parametrize(
@@ -27,35 +28,34 @@ from rewards.answers.quantity import LONGEST, read_number
         (r"\( 42 \)", Fraction(42)),
         ("1e3", Fraction(1000)),
         (r"-2.5 \times 10^{-1}", Fraction(-1, 4)),
-        ("{42}", Fraction(42)),
     ],
 )
 def test_one_plain_number(text: str, value: Fraction) -> None:
-    assert read_number(text) == value
+    assert read_quantity(tidy(text)) == Quantity(value)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", ".", "-", "x", "seven", "7 8", "1 000", "1,00", "12,34", "1,2345", "7/0", "1e1000",
-        "3+4", "2^3", "1/2/3", "--1", r"\frac{1}{0}", r"\sqrt{2}", "0x10", "\u0667", "inf", "nan",
-        "7%", "9" * (LONGEST + 1),
+        "", ".", "-", "x", "7 8", "1234,567", "12,34", "7/0", "1e1000", "3+4", "2^3", "1/2/3",
+        "--1", r"\frac{1}{0}", "\u0667", "inf", "nan", "9" * (LONGEST + 1),
     ],
 )  # fmt: skip
 def test_anything_else_is_none(text: str) -> None:
-    assert read_number(text) is None
+    assert read_quantity(tidy(text)) is None
 
 
 @given(st.integers(-(10**30), 10**30))
 def test_integers_with_and_without_separators(number: int) -> None:
-    assert read_number(str(number)) == read_number(f"{number:,}") == number
+    wanted = Quantity(Fraction(number))
+    assert read_quantity(str(number)) == read_quantity(f"{number:,}") == wanted
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=6))
 def test_decimals_are_exact(number: object) -> None:
-    assert read_number(f"{number:f}") == Fraction(str(number))
+    assert read_quantity(f"{number:f}") == Quantity(Fraction(str(number)))
 
 
 @given(st.text(max_size=20))
 def test_no_text_is_an_error(text: str) -> None:
-    read_number(text)
+    read_quantity(text)
