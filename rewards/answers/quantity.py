@@ -97,7 +97,7 @@ _SCALES = re.compile(
     re.IGNORECASE,
 )
 _LARGE = dict(dozen=12, hundred=100, thousand=1000, million=10**6, billion=10**9, trillion=10**12)
-_LARGE_WORD = re.compile(rf"^(?:\\text\{{\s*)?({'|'.join(_LARGE)})s?\b\s*", re.IGNORECASE)
+_LARGE_WORD = re.compile(rf"^(?:\\text\{{\s*)?({'|'.join(_LARGE)})s?\b\s*", re.I | re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?[0-9]+),([0-9]+)")
 
 

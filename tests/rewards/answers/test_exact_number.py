@@ -38,7 +38,7 @@ def test_one_plain_number(text: str, value: Fraction) -> None:
     "text",
     [
         "", ".", "-", "x", "7 8", "1234,567", "12,34", "7/0", "1e1000", "3+4", "2^3", "1/2/3",
-        "--1", r"\frac{1}{0}", "\u0667", "inf", "nan", "9" * (LONGEST + 1),
+        "--1", r"\frac{1}{0}", "\u0667", "5 m\u0131llion", "inf", "nan", "9" * (LONGEST + 1),
     ],
 )  # fmt: skip
 def test_anything_else_is_none(text: str) -> None:
