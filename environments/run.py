@@ -5,8 +5,6 @@ Welcome. Out: exit code 0 (done), 2 (the user's mistake), 1 (ours), 130 (Ctrl-C)
 Logs go to stderr.
 """
 
-import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 
@@ -14,16 +12,9 @@ from environments.endpoint import pool_of
 from environments.worker import serve
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.protocol.messages.control import Hello, Message
-from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.protocol.messages.control import Message
+from headrace.protocol.transport.sockets import Dealer
 from rewards.run import run_worker
-from rewards.worker.membership import take_part
-
-
-async def work(link: Link, name: str) -> None:
-    """Join the run at `link`, answer until it ends, and take leave, with any failure."""
-    hello = Hello(role="environment", name=name, pid=os.getpid(), host=socket.gethostname())
-    await take_part(link, hello, _answer)
 
 
 async def _answer(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Message]) -> None:
@@ -34,7 +25,7 @@ async def _answer(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Mes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker, and return the exit code."""
-    return run_worker("environments.run", "A Headrace environment worker.", work, arguments)
+    return run_worker("environment", _answer, arguments)
 
 
 if __name__ == "__main__":

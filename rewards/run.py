@@ -15,27 +15,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code, first_error
 from headrace.host import stack_dumps
-from headrace.protocol.messages.control import Hello, Message, Score, ScoreRequest, Scores
+from headrace.protocol.messages.control import Hello, Message, Role, Score, ScoreRequest, Scores
 from headrace.protocol.transport.sockets import Dealer, Link
-from rewards.worker.membership import take_part
+from rewards.worker.membership import Serve, take_part
 from rewards.worker.pool import ScoringPool
 
 log = logging.getLogger("rewards")
 GATHER_S = 0.05
 """Seconds in which scores are gathered: a message costs more than its plain answers."""
 MOST_SCORES = 256
-
-
-async def work(link: Link, name: str) -> None:
-    """Join the run at `link`, score until it ends, and take leave, saying why where it failed."""
-    hello = Hello(role="reward", name=name, pid=os.getpid(), host=socket.gethostname())
-    await take_part(link, hello, _score)
 
 
 async def _score(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Message]) -> None:
@@ -84,24 +78,21 @@ async def _send_some(dealer: Dealer, pool: ScoringPool, scores: list[Score]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
-    return run_worker("rewards.run", "A Headrace reward worker.", work, arguments)
+    return run_worker("reward", _score, arguments)
 
 
-def run_worker(
-    prog: str,
-    description: str,
-    work: Callable[[Link, str], Coroutine[Any, Any, None]],
-    arguments: Sequence[str] | None,
-) -> int:
-    """Run `work`, given a link and a name, by the command line of a worker; the exit code."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+def run_worker(role: Role, serve: Serve, arguments: Sequence[str] | None) -> int:
+    """Take part in a run in this role, by the command line of a worker; the exit code."""
+    about = f"A Headrace {role} worker."
+    parser = argparse.ArgumentParser(prog=f"{role}s.run", description=about)
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://HOST:PORT")
     parser.add_argument("--name", required=True, help="unique in the run, such as reward-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder made by `headrace keys`")
     options = parser.parse_args(arguments)
     stack_dumps.log_and_listen()
     link = Link(options.connect, curve_keys=options.curve_keys)
-    return exit_code(lambda: asyncio.run(_until_signal(work(link, options.name))))
+    hello = Hello(role=role, name=options.name, pid=os.getpid(), host=socket.gethostname())
+    return exit_code(lambda: asyncio.run(_until_signal(take_part(link, hello, serve))))
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
