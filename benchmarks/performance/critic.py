@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from benchmarks.kit.command_line import command_line
@@ -38,16 +39,17 @@ from headrace.config.loading.recipe import merge_overrides
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import batch_rules
 from headrace.data.media import MediaStore
+from headrace.data.tokenizer import decoded
 from headrace.errors import UserError
 from headrace.host.hardware import detect, free_port
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.metrics.attainable import Floats, attainable, attainable_interval, interval
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
-from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.records.record_types import BatchTaken
 from headrace.protocol.token_spans import Reward
 from headrace.run_files.run_folder import MEDIA, find_run, read_config
 from headrace_cli.commands.checks.reward_check import policy_tokenizer
+from headrace_cli.commands.reward.answers import items_of
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler
@@ -115,33 +117,30 @@ async def answers_of(
 ) -> tuple[list[HeldOutAnswer], list[ContinuedPrefix]]:
     """Sample answers, and continuations of prefixes of them."""
     from rewards.models.encoding import prompt_ids
+    from tasks.datasets.answers import FinishedAnswer
 
     tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
     rows = build_source(config.task, config.seed).eval_rows(prompts)
+    items = items_of(config, [FinishedAnswer(r.prompt, "", r.answer, r.info) for r in rows])
     async with (
         serve_judges(config),
         open_sampler(config) as sampler,
         open_scorer(config.reward) as desk,
     ):
 
-        async def write(place: int, row: Any, before: Sequence[int], number: int) -> HeldOutAnswer:
-            ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
+        async def write(place: int, before: Sequence[int], number: int) -> HeldOutAnswer:
+            ids = prompt_ids(tokenizer, rows[place].prompt, config.model.chat_template)
             written = await sampler.sample(
                 ids, before, max_tokens=limit - len(before),
                 seed=draw_seed(seed, ids, before, number),
             )  # fmt: skip
             whole = [*before, *written.ids]
-            chat = not isinstance(row.prompt, str)
-            item = ScoreItem(
-                trajectory_id=place,
-                prompt=tokenizer.decode(ids) if chat else row.prompt,
-                text=tokenizer.decode(whole, skip_special_tokens=True),
-                answer=row.answer,
+            item = replace(
+                items[place],
+                text=decoded(tokenizer, whole),
                 finished=written.finished,
                 num_tokens=len(whole),
-                info=json.dumps(row.info, default=str),
-                messages=json.dumps(row.prompt) if chat else "",
-                source=config.source_of(lambda: row.info) or "",
+                completion_ids=np.array(whole, np.int32) if config.reward.token_ids else None,
             )
             score = await desk.score(item)
             if score.status != "ok":
@@ -151,7 +150,7 @@ async def answers_of(
         held: list[HeldOutAnswer] = []
 
         async def fresh(place: int) -> str:
-            held.append(await write(place, rows[place], (), 0))
+            held.append(await write(place, (), 0))
             return f"{sampler.tokens} tokens"
 
         at_once = config.generator.seats
@@ -165,9 +164,9 @@ async def answers_of(
         cuts = [ContinuedPrefix(one, tokens, []) for one, tokens in chosen]
 
         async def go_on(number: int) -> str:
-            cut, one = cuts[number // continuations], cuts[number // continuations].answer
-            row, before = rows[one.prompt], one.ids[: cut.tokens]
-            again = await write(one.prompt, row, before, number % continuations + 1)
+            cut = cuts[number // continuations]
+            before = cut.answer.ids[: cut.tokens]
+            again = await write(cut.answer.prompt, before, number % continuations + 1)
             cut.returns.append(again.score)
             return f"{sampler.tokens} tokens"
 
