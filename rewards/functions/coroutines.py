@@ -9,15 +9,11 @@ T = TypeVar("T")
 
 
 @lru_cache(maxsize=1)
-def event_loop() -> asyncio.AbstractEventLoop:
+def _event_loop() -> asyncio.AbstractEventLoop:
     """The loop; nobody else runs it."""
     return asyncio.new_event_loop()
 
 
 def run(awaitable: Awaitable[T]) -> T:
     """Wait for a result where nothing else is to be done meanwhile."""
-
-    async def awaited() -> T:
-        return await awaitable
-
-    return event_loop().run_until_complete(awaited())
+    return _event_loop().run_until_complete(awaitable)
