@@ -151,13 +151,8 @@ class ScoreScorer(_ScalarScorer):
         mode, images = self.card.chat_template, self._images
         found = encode(self.tokenizer, prompt, response, mode, ended=ended, images=images)
         if images is None:
-            return self.score_ids(found.prompt, found.response)
+            return self._at(found.ids, [len(found.ids) - 1])[0]
         return float(self._seen(found.ids, found.media, [0]))
-
-    def score_ids(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> float:
-        """Score token ids, the response's with its end token, with a model of text."""
-        ids = [*prompt_ids, *completion_ids]
-        return self._at(ids, [len(ids) - 1])[0]
 
 
 class LineScorer(_ScalarScorer):
