@@ -28,18 +28,8 @@ _SENTENCE_END = re.compile(
 )
 _BULLET = re.compile(r"^[ \t]*(?:[-*+\u2022]|[0-9]+[.)])[ \t]+\S", re.MULTILINE)
 _FENCE = re.compile(r"```[a-zA-Z]*[^\S\n]*\n(.*)\n[^\S\n]*```", re.DOTALL)
-_SCRIPTS = {
-    "latin": ("LATIN",),
-    "cyrillic": ("CYRILLIC",),
-    "greek": ("GREEK",),
-    "arabic": ("ARABIC",),
-    "hebrew": ("HEBREW",),
-    "devanagari": ("DEVANAGARI",),
-    "thai": ("THAI",),
-    "hangul": ("HANGUL",),
-    "han": ("CJK",),
-    "japanese": ("HIRAGANA", "KATAKANA", "CJK"),
-}
+_SCRIPTS = {"han": ("CJK",), "japanese": ("HIRAGANA", "KATAKANA", "CJK")}
+"""Beginnings of the names of letters in Unicode, where they are not the name of the script."""
 
 
 class _CountBounds(StrictModel):
@@ -175,7 +165,7 @@ class Script(StrictModel):
     def passes(self, text: str) -> bool:
         """Return whether enough letters are of the script; never without letters."""
         letters = [char for char in text if char.isalpha()]
-        names = _SCRIPTS[self.script]
+        names = _SCRIPTS.get(self.script, (self.script.upper(),))
         own = sum(unicodedata.name(char, "").startswith(names) for char in letters)
         return bool(letters) and own >= self.share * len(letters)
 
