@@ -318,7 +318,9 @@ class PackedTraining:
             "too_long": len(examples.training) - len(self._training),
             "ties": examples.ties,
         }
-        self.steps = steps_of(config, len(self._training))
+        training = config.training
+        visits = len(self._training) * training.epochs
+        self.steps = training.steps or max(1, math.ceil(visits / training.batch))
         is_scalar = self._objective.is_scalar
         self._model = RewardModel(
             config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed,
@@ -383,12 +385,6 @@ def encode_examples(
 def fits(unit: LossUnit, limit: int) -> bool:
     """Return whether a unit can be trained: it has outputs, and no row is too long."""
     return 0 < unit.longest <= limit and unit.reads > 0
-
-
-def steps_of(config: RewardModelConfig, examples: int) -> int:
-    """Optimizer steps of a training."""
-    training = config.training
-    return training.steps or max(1, math.ceil(examples * training.epochs / training.batch))
 
 
 U = TypeVar("U")
