@@ -104,16 +104,11 @@ def train(model: Any, judged: list[LabelledAnswer], seed: int) -> None:
 
 
 def end_scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
-    """[n] the scores at the end tokens."""
-    return scores(model, group)[range(len(group)), [len(one.ids) - 1 for one in group]]
-
-
-def scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
-    """[n, longest] the score at every token; padding comes after and is not seen."""
-    ids = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(one.ids) for one in group], batch_first=True
-    )
-    return model(input_ids=ids).logits[..., 0]
+    """[n] the scores at the end tokens; padding comes after and is not seen."""
+    each = [torch.tensor(one.ids) for one in group]
+    ids = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
+    scores = model(input_ids=ids).logits[..., 0]
+    return scores[range(len(group)), [len(one.ids) - 1 for one in group]]
 
 
 if __name__ == "__main__":
