@@ -47,9 +47,7 @@ def of_orders(judged: UnitOutputs, *, weight: float) -> dict[str, Any]:
     """Figures of (p(yes) with the better answer first, with it second, cross-entropy)."""
     front, back, entropy = np.array(judged, np.float64).reshape(-1, 3).T
     r = (front + 1 - back) / 2
-    first, second = _mean(front > 0.5), _mean(back < 0.5)
-    gap = None if first is None or second is None else abs(first - second)
-    total = _mean(front + back)
+    first, second = float((front > 0.5).mean()), float((back < 0.5).mean())
     forecasts, outcome = np.concatenate([front, back]), np.repeat([1.0, 0.0], len(front))
     return {
         "examples": len(judged),
@@ -58,8 +56,8 @@ def of_orders(judged: UnitOutputs, *, weight: float) -> dict[str, Any]:
         "position_bias": {
             "accuracy_better_first": first,
             "accuracy_better_second": second,
-            "gap": gap,
-            "bias": None if total is None else abs(total - 1),
+            "gap": abs(first - second),
+            "bias": abs(float((front + back).mean()) - 1),
         },
         "calibration": calibration(forecasts, outcome),
     }
@@ -79,7 +77,7 @@ def of_lines(judged: UnitOutputs, labels: UnitOutputs) -> dict[str, Any]:
         "lines": len(scores),
         "loss": _mean((scores - wanted) ** 2),
         "mse": _mean((scores - wanted) ** 2),
-        "mse_of_mean": _mean((wanted - wanted.mean()) ** 2) if len(wanted) else None,
+        "mse_of_mean": float(wanted.var()),
         "accuracy": _mean(right),
         "auc": area(clear_scores, good),
         "calibration": calibration((1 + clear_scores.clip(-1, 1)) / 2, good),
