@@ -13,15 +13,10 @@ from rewards.judging.options import Options
 from rewards.judging.readings import JudgeReply
 
 
-class _Alternative(msgspec.Struct):
-    token: str
-    logprob: float
-
-
 class _Token(msgspec.Struct):
     token: str
     logprob: float
-    top_logprobs: list[_Alternative] = []
+    top_logprobs: list["_Token"] = []
 
 
 class _ChatLogprobs(msgspec.Struct):
