@@ -32,10 +32,7 @@ class JudgeReply(NamedTuple):
 
 def two_token(yes: float, no: float) -> float:
     """Return sigma(l_yes - l_no), p(yes) by logits or log-probabilities (Pairwise-RL)."""
-    gap = yes - no
-    if gap >= 0:
-        return 1.0 / (1.0 + math.exp(-gap))
-    return math.exp(gap) / (1.0 + math.exp(gap))
+    return (1.0 + math.tanh((yes - no) / 2)) / 2
 
 
 def both_orders(front: float, back: float) -> float:
