@@ -83,7 +83,7 @@ _OTHER: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("kph", ("kmh", "kmph"), "L T-1", "5/18"),
     ("rpm", (), "T-1", "1/60"),
     ("cc", (), "L3", "0.000001"),
-    ("%", ("percent", "pct", "percentage", "per cent"), "", "1/100"),
+    ("%", ("percent", "pct", "percentage"), "", "1/100"),
     ("\u00b0", ("degree", "deg"), "angle", "1"),
 )
 _POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -101,7 +101,7 @@ _CHINESE_POWERS = {"\u5e73\u65b9": "^2", "\u7acb\u65b9": "^3"}
 _CHINESE_UNIT = re.compile(
     rf"({'|'.join(_CHINESE_POWERS)})?({'|'.join(sorted(_CHINESE, key=len, reverse=True))})(?=/|$)"
 )
-_DECORATION = re.compile(r"\\text|[{}$\\]|\\cdot")
+_DECORATION = re.compile(r"\\text|[{}$\\]")
 _FACTOR = re.compile(r"([a-zA-Z\u00b5\u03a9\u00b0%]+)(?:\^?\(?([-+]?[0-9])\)?)?")
 
 
@@ -139,8 +139,6 @@ def _product(text: str) -> Unit | None:
     exponents: dict[str, int] = {}
     factor, raised = Fraction(1), 1
     tokens = re.split(r"[\s*\u00b7-]+(?![0-9])", text)
-    if not text:
-        return None
     for token in tokens:
         if token.lower() in _POWER_WORDS:
             raised = _POWER_WORDS[token.lower()]
