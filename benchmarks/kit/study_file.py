@@ -192,8 +192,8 @@ class StudyFile(_StudyTable):
                 raise UserError(f"{one}: the study has no lists.{one[1:]}")
 
 
-def names(folder: Path = FOLDER) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.toml"))
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def settings(path: Path) -> list[str]:

@@ -32,16 +32,16 @@ class TrainedAnswer(NamedTuple):
     reward: float
 
 
-def early_positions(folder: Path, updates: int = EARLY) -> dict[str, Any]:
-    """Return figures of `all` answers of the policy's first `updates`.
+def early_positions(folder: Path) -> dict[str, Any]:
+    """Return figures of `all` answers of the policy's first `EARLY` updates.
 
     The number of `answers`, mean `reward`, and by tenth the mean `value` and `advantage`."""
     config = run_config(folder)["algorithm"]
     lam = float(config["advantages"]["gae_lambda_policy"])
-    last = int(config["value"]["warmup_updates"]) + updates
+    last = int(config["value"]["warmup_updates"]) + EARLY
     answers = list(trained_answers(folder, last))
     found = {"all": positions(answers, lam)} if answers else {}
-    return {"early_positions": {"updates": updates, **found}}
+    return {"early_positions": {"updates": EARLY, **found}}
 
 
 def trained_answers(folder: Path, last: int) -> Iterator[TrainedAnswer]:
