@@ -49,15 +49,13 @@ class CoordinatorUsage(NamedTuple):
         return CoordinatorUsage(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-def _cold_role(module: str, *argv: str, log: Any) -> "subprocess.Popen[bytes]":
-    """Start a role as a run does, with imports and memory of its own."""
-    return subprocess.Popen([sys.executable, "-m", module, *argv], stderr=log, cwd=ROOT)
-
-
 class PinnedCoordinator(CoordinatorProcess):
     """A coordinator's process; `core`: its own core."""
 
-    launch = staticmethod(_cold_role)
+    @staticmethod
+    def launch(module: str, *argv: str, log: Any) -> "subprocess.Popen[bytes]":
+        """Start a role as a run does, with imports and memory of its own."""
+        return subprocess.Popen([sys.executable, "-m", module, *argv], stderr=log, cwd=ROOT)
 
     def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
         super().__init__(run_dir, config)
