@@ -116,12 +116,7 @@ def merge_overrides(table: Table, overrides: Sequence[str]) -> dict[str, str]:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
                 raise UserError(f"override {override!r}: {part} is a value, not a section")
-        value = parse_value(text.strip())
-        old = place.get(parts[-1])
-        if isinstance(old, dict) and isinstance(value, dict):
-            deep_merge(old, value)
-        else:
-            place[parts[-1]] = value
+        deep_merge(place, {parts[-1]: parse_value(text.strip())})
         changed[".".join(parts)] = override
     return changed
 
@@ -290,15 +285,14 @@ def _section(root: type[BaseModel], dotted: str, data: Table) -> list[type[BaseM
         if isinstance(place, list) and part.isdigit():
             place = place[int(part)] if int(part) < len(place) else None
             continue
+        place = place.get(part) if isinstance(place, dict) else None
         if named:
             # The name of an entry of a table of sections: what stands in it is known already.
-            place = place.get(part) if isinstance(place, dict) else None
             named = False
             continue
         found = [m.model_fields[part].annotation for m in models if part in m.model_fields]
         models = [inner for annotation in found for inner in models_of(annotation)]
         named = bool(models) and any(get_origin(annotation) is dict for annotation in found)
-        place = place.get(part) if isinstance(place, dict) else None
         tag = place.get("kind") if isinstance(place, dict) else None
         if any(kind_of(model) == tag for model in models):
             models = [model for model in models if kind_of(model) == tag]
