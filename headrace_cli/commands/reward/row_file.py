@@ -28,19 +28,16 @@ class RowFile:
         if not path.parent.is_dir():
             raise UserError(f"{path}: there is no folder {path.parent}; make it first")
         head, self.rows = _read(self._part)
-        if head is None:
-            self._part.write_text(json.dumps(settings) + "\n", encoding="utf-8")
-        elif head != settings:
+        if head is not None and head != settings:
             other = [name for name in settings if head.get(name) != settings[name]]
             name = (other or ["settings"])[0]
             raise UserError(
                 f"{self._part} was begun with another {name} ({head.get(name)!r}, now "
                 f"{settings.get(name)!r}); remove it, or give --out another name"
             )
-        else:
-            # The line at which it was interrupted may be torn.
-            lines = [json.dumps(settings), *map(json.dumps, self.rows.values())]
-            run_folder.write_atomically(self._part, "".join(f"{line}\n" for line in lines))
+        # The line at which it was interrupted may be torn.
+        lines = [json.dumps(settings), *map(json.dumps, self.rows.values())]
+        run_folder.write_atomically(self._part, "".join(f"{line}\n" for line in lines))
 
     def add(self, row: OutputRow) -> None:
         self.rows[row["index"]] = row
