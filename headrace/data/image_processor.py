@@ -7,7 +7,6 @@ can be checked against them; an image's tokens are computed once.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace.data.media import MediaError
+from headrace.data.tokenizer import json_object
 from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32, MediaRun
 
@@ -24,10 +24,7 @@ IMAGE_FAMILIES = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 
 def sees_images(path: str | Path) -> bool:
     """Return whether the folder of a model says that its family reads images here."""
-    try:
-        shape = json.loads((Path(path) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False  # Whoever loads the model says what is wrong with the folder.
+    shape = json_object(Path(path) / "config.json")
     return "vision_config" in shape and shape.get("model_type") in IMAGE_FAMILIES
 
 

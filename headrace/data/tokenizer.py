@@ -44,7 +44,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "mo
 def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
     """Return a model's number of token ids; 0 where its configuration does not say. OSError or
     ValueError where there is no model."""
-    said = _read(Path(path) / "config.json")
+    said = json_object(Path(path) / "config.json")
     parts = [part for part in said.values() if isinstance(part, dict)]
     if isinstance(size := said.get("vocab_size"), int) and not any(
         "vocab_size" in p for p in parts
@@ -58,7 +58,7 @@ def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
 
 def describes_itself(folder: Path) -> bool:
     """Return whether the folder's `tokenizer.json` alone says how text becomes ids."""
-    said, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    said, model = (json_object(folder / n) for n in ("tokenizer_config.json", "config.json"))
     return (
         said.get("tokenizer_class") == GENERIC_CLASS
         and "auto_map" not in said
@@ -71,7 +71,7 @@ def has_chat_template(folder: Path) -> bool:
     """Return whether a model folder has a chat template, in any file that transformers reads."""
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    return bool(_read(folder / "tokenizer_config.json").get("chat_template"))
+    return bool(json_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
@@ -138,7 +138,7 @@ def chat_text(
     return chat_text(tokenizer, told, begins_answer=begins_answer)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """An object of a JSON file; empty where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

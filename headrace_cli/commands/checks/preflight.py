@@ -6,7 +6,6 @@ check` collects them all, `headrace train` and `headrace eval` stop at the first
 """
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
 from headrace.data.image_processor import sees_images
 from headrace.data.media import MediaError
-from headrace.data.tokenizer import has_chat_template
+from headrace.data.tokenizer import has_chat_template, json_object
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware
 from headrace.protocol.messages.environments import InsertedMessage
@@ -178,12 +177,9 @@ def _need_template(config: RunConfig, why: str) -> None:
 def check_family(config: RunConfig) -> None:
     """UserError where the learner would compute a model's family otherwise than the family's
     code."""
-    try:
-        shape = json.loads(Path(config.model.path, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    said = json_object(Path(config.model.path, "config.json"))
+    if config.evaluation.only or "model_type" not in said:
         return  # `check_model` says what is wrong with the folder
-    if config.evaluation.only or "model_type" not in shape:
-        return
     from learner.models.family_check import check_folder
 
     check_folder(config.model, with_critic=config.algorithm.value is not None)
