@@ -19,12 +19,11 @@ Kind = Literal["text", "thoughts", "code"]
 
 
 class AnswerPart(NamedTuple):
-    """A piece of what `role` said; of code `language` is what its fence says."""
+    """A piece of what `role` said."""
 
     role: str
     kind: Kind
     text: str
-    language: str = ""
 
 
 _TURN = re.compile(
@@ -38,9 +37,7 @@ _END = re.compile(
 _THOUGHTS = re.compile(r"(?s)<(think|thinking|reasoning)>(.*?)(?:</\1>|\Z)")
 _OPENED = re.compile(r"(?s)\A((?:(?!<think).)*?)</think(?:ing)?>")
 """Thoughts that the prompt has opened."""
-_FENCE = re.compile(
-    r"(?ms)^ {0,3}(```++|~~~++)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)"
-)
+_FENCE = re.compile(r"(?ms)^ {0,3}(```++|~~~++)[^\n`]*+\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)")
 _LATEX = (
     (r"\)", r"(?s)\\\((.+?)\\\)", r"$\1$"),
     (r"\]", r"(?s)\\\[(.+?)\\\]", r"$$\1$$"),
@@ -108,7 +105,7 @@ def _fenced(role: str, said: str) -> Iterator[AnswerPart]:
     for fence in _FENCE.finditer(said):
         if said[at : fence.start()].strip():
             yield AnswerPart(role, "text", said[at : fence.start()].strip("\n"))
-        yield AnswerPart(role, "code", fence[3].rstrip("\n"), fence[2])
+        yield AnswerPart(role, "code", fence[2].rstrip("\n"))
         at = fence.end()
     if said[at:].strip():
         yield AnswerPart(role, "text", said[at:].strip("\n"))

@@ -200,13 +200,12 @@ LONGEST = 1500
 
 class Difference(NamedTuple):
     """[T] bool each, the tokens that are in one answer alone; `same` are in both, the first
-    `together` of them in one piece from the beginning. `compared`: how many of each were."""
+    `together` of them in one piece from the beginning."""
 
     left: npt.NDArray[np.bool_]
     right: npt.NDArray[np.bool_]
     same: int
     together: int
-    compared: int
 
 
 def difference(left: Sequence[int], right: Sequence[int]) -> Difference:
@@ -224,7 +223,7 @@ def difference(left: Sequence[int], right: Sequence[int]) -> Difference:
         only_left[together + a : together + a + size] = False
         only_right[together + b : together + b + size] = False
         same += size
-    return Difference(only_left, only_right, same, together, min(LONGEST, len(left), len(right)))
+    return Difference(only_left, only_right, same, together)
 
 
 def difference_text(found: Difference, left: int, right: int) -> str:

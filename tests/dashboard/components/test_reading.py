@@ -40,7 +40,7 @@ def test_thoughts_and_code_are_parts() -> None:
     assert prompt_parts(text) == [
         AnswerPart("prompt", "thoughts", "a ```x``` b"),
         AnswerPart("prompt", "text", "So:"),
-        AnswerPart("prompt", "code", "if x < 1:\n    y", "python"),
+        AnswerPart("prompt", "code", "if x < 1:\n    y"),
         AnswerPart("prompt", "text", "done"),
     ]
     assert [part.kind for part in prompt_parts("opened before</think>yes")] == ["thoughts", "text"]
