@@ -39,11 +39,6 @@ class Fact(NamedTuple):
     meaning: str
 
 
-def adaptive_lambda(alpha: float, length: float) -> float:
-    """lambda = 1 - 1 / (alpha * length), not below 0 (VAPO eq. 5)."""
-    return max(0.0, 1.0 - 1.0 / (alpha * length))
-
-
 def prefix_cost(length: int, window: int) -> float:
     """Learner tokens per trained token of one response: each window is computed with its prefix.
 
@@ -140,7 +135,7 @@ def _lambda(config: RunConfig) -> list[Fact]:
     longest = config.task.max_response_length
     found = [Fact("lambda", floor, "", "fixed")] if alpha is None else []
     for length in sorted({max(1, longest // 16), max(1, longest // 4), longest}):
-        lam = floor if alpha is None else max(floor, adaptive_lambda(alpha, length))
+        lam = floor if alpha is None else max(floor, 1 - 1 / (alpha * length))
         if alpha is not None:
             meaning = "1 - 1 / (alpha x length), not below gae_lambda_policy"
             found.append(Fact(f"lambda at {length} tokens", round(lam, 4), "", meaning))
@@ -149,7 +144,7 @@ def _lambda(config: RunConfig) -> list[Fact]:
         found.append(Fact(f"reward after {length} tokens", float(f"{reach:.3g}"), "", meaning))
     if alpha is not None and advantages.half_window_credit and config.window < longest:
         so_far = config.window
-        lam = max(floor, adaptive_lambda(alpha, so_far + config.window // 2))
+        lam = max(floor, 1 - 1 / (alpha * (so_far + config.window // 2)))
         meaning = "an unfinished window counts half a window longer"
         found.append(Fact(f"lambda at {so_far}, unfinished", round(lam, 4), "", meaning))
     return found
