@@ -106,9 +106,7 @@ class _BoundSocket:
         except UserError:
             self.close()
             raise
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        self.address = endpoint.rstrip(b"\0").decode()
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(self.address.rsplit(":", 1)[1])
 
     @property
