@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.charts.chart_spec import kept
 from dashboard.charts.timeline import lane_order, lanes_chart, lives_chart
 from dashboard.components import panels
 from dashboard.formatting import number, share, what_binds
@@ -75,7 +74,16 @@ def render(run: RunData) -> None:
     chosen = panels.one_of("Timeline", SPANS, "whole run", key="span")
     frame = run.activity(SPANS[chosen])
     _waits(run, frame, chosen)
-    _timeline(run, frame)
+    panels.frame_card(
+        "Who works when", lanes_chart, frame, start=run.line.started_at or 0.0,
+        caption="Each stretch of time is divided by what it was spent on. Working: the learner has "
+        "a batch, a generator samples. Loading: a generator stands still for new weights. Held: "
+        "what it has may not go on, because the staleness bound is reached. Waiting: nothing to "
+        "do. Healthy in streaming mode: hardly any orange or grey. In synchronous and windowed "
+        "mode the two take turns.",
+        note=f"{len(lane_order(frame))} processes" if len(frame) else "",
+        wait=panels.awaited(run, "the first token"),
+    )  # fmt: skip
     panels.frame_card(
         "Answers on their way", lives_chart, run.lives(LIVES, SPANS[chosen]),
         start=run.line.started_at or 0.0,
@@ -162,17 +170,3 @@ def _waits(run: RunData, frame: pd.DataFrame, span: str) -> None:
         **framed,
     )
     columns[3].metric("Weight version", number(summary["weight_version"]), **framed)
-
-
-def _timeline(run: RunData, frame: pd.DataFrame) -> None:
-    panels.card(
-        "Who works when",
-        None if frame.empty else kept(lanes_chart, frame, start=run.line.started_at or 0.0),
-        "Each stretch of time is divided by what it was spent on. Working: the learner has a "
-        "batch, a generator samples. Loading: a generator stands still for new weights. Held: "
-        "what it has may not go on, because the staleness bound is reached. Waiting: nothing to "
-        "do. Healthy in streaming mode: hardly any orange or grey. In synchronous and windowed "
-        "mode the two take turns.",
-        note=f"{len(lane_order(frame))} processes" if len(frame) else "",
-        wait=panels.awaited(run, "the first token"),
-    )
