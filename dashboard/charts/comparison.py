@@ -13,7 +13,7 @@ import pandas as pd
 
 from dashboard.charts.curves import Divergence, first_divergence, seed_band
 from dashboard.charts.figures import running_mean
-from dashboard.formatting import count, duration, number
+from dashboard.formatting import count, duration
 from dashboard.reads.configurations import distinctions, same_but_seed
 
 RANGE_SHARE = 0.1
@@ -147,8 +147,3 @@ def place(x: float, axis: str) -> str:
     if axis == "tokens":
         return f"{count(x)} trained tokens"
     return f"{duration(x)} of {_OF[axis]}"
-
-
-def difference(gap: float, *, points: bool) -> str:
-    """Distance of two lines, without a sign; accuracies in percentage points."""
-    return f"{100 * abs(gap):.1f} points" if points else number(abs(gap))

@@ -30,7 +30,6 @@ def comparison_chart(
     unit: str = "",
     whole: bool = False,
     since: Mapping[str, float] | None = None,
-    height: int = HEIGHT,
 ) -> Chart:
     """The lines over x. `labels`: all lines of the page, in their order; `title` and `span`: of the
     x axis, so that charts of one page have the same one; `whole`: its numbers are whole. A band is
@@ -88,7 +87,7 @@ def comparison_chart(
     if marks := [(label, since[label]) for label in here if since and label in since]:
         layers += _marks(marks, across, colour, middle=sum(span) / 2)
     rows = -(-len(here) // _LEGEND_COLUMNS) if shown else 0
-    return alt.LayerChart(layer=layers).properties(height=height + _LEGEND_ROW * rows)
+    return alt.LayerChart(layer=layers).properties(height=HEIGHT + _LEGEND_ROW * rows)
 
 
 def _band_tips(frame: pd.DataFrame, form: str) -> list[alt.Tooltip]:

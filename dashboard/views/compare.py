@@ -19,7 +19,6 @@ from dashboard.charts.comparison import (
     LASTS,
     ComparedLine,
     ComparedRun,
-    difference,
     divergences,
     lines_of,
     metric_lines,
@@ -254,7 +253,7 @@ def _sentence(label: str, found: Divergence | None, wanted: ChartChoice, evaluat
     kind, word = ("hr-ok", "better") if found.gap > 0 else ("hr-bad", "worse")
     return (
         f'{name} is <span class="{kind}">{word}</span> since {place(found.x, wanted.axis)}, '
-        f"by {difference(found.gap, points=True)} at the end of what both have"
+        f"by {100 * abs(found.gap):.1f} points at the end of what both have"
     )
 
 

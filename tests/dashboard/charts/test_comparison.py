@@ -189,14 +189,12 @@ def test_smoothing_leaves_the_values() -> None:
     assert frame["smooth"].iloc[-1] < 4
 
 
-def test_places_and_differences_are_words() -> None:
+def test_places_are_words() -> None:
     assert comparison.place(1234.0, "update") == "update 1,234"
     assert comparison.place(2e6, "tokens") == "2,000,000 trained tokens"
     assert comparison.place(125.0, "train_time") == "2:05 min of training"
     assert comparison.place(125.0, "cpu") == "2:05 min of CPU time"
     assert comparison.place(125.0, "wall") == "2:05 min of the run"
-    assert comparison.difference(-0.072, points=True) == "7.2 points"
-    assert comparison.difference(-0.072, points=False) == "0.072"
 
 
 # -- charts ----------------------------------------------------------------------------------------
