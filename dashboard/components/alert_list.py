@@ -36,11 +36,6 @@ LEVELS = ("error", "warning")
 WARNS = '<span class="hr-warns">!</span> '
 
 
-def chart_link(run: str, metric: str) -> str:
-    """The address of the chart of a metric."""
-    return f"learning?{urlencode({'run': run, CHART: metric})}"
-
-
 def alerts_html(alerts: Sequence[Alert], run: str) -> str:
     """All of these alerts, or a word that there are none."""
     if not alerts:
@@ -54,7 +49,7 @@ def _item(alert: Alert, run: str) -> str:
         if alert.now
         else f"ended; updates {alert.since} to {alert.last}"
     )
-    link = escape(chart_link(run, alert.metric), quote=True)
+    link = escape(f"learning?{urlencode({'run': run, CHART: alert.metric})}", quote=True)
     text = alert.text[:1].upper() + alert.text[1:]
     return (
         f'<li{"" if alert.now else " class=past"}><a href="{link}">{escape(text)}</a> '

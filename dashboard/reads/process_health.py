@@ -99,7 +99,7 @@ def health_rows(rows: pd.DataFrame, look: HealthSnapshot) -> pd.DataFrame:
             {
                 "process": row["name"],
                 "state": look.state(row),
-                "last heard": _heard(look.silence(row)),
+                "last heard": "-" if (age := look.silence(row)) is None else f"{age:.1f} s ago",
                 "state since": moment(row["changed_at"]) if row["changed_at"] else "-",
                 "restarts": max(0, row["starts"] - 1),
                 "last death": row["last_death"] or "-",
@@ -129,10 +129,6 @@ def _troubles(rows: pd.DataFrame, look: HealthSnapshot) -> list[str]:
 def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     """The rows, with None for what is not known."""
     return rows.astype(object).where(rows.notna(), None).to_dict("records")
-
-
-def _heard(age: float | None) -> str:
-    return "-" if age is None else f"{age:.1f} s ago"
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.components.alert_list import chart_link
 from dashboard.components.reading import literal_markdown
 from dashboard.views.learning import CHARTS
 from headrace.metrics.health_ranges import BANDS
@@ -146,7 +145,7 @@ def test_an_alert_leads_to_its_chart(
     test = opened(name, collapsed).run()
     assert not test.exception
     html = html_of(test)
-    link = chart_link(collapsed.name, "actor/entropy").replace("&", "&amp;")
+    link = f"learning?run={collapsed.name}&amp;chart=actor%2Fentropy"
     assert f'<a href="{link}">Entropy under 0.02 for {FOR + 4} updates</a>' in html
     assert "(since update 4, now)" in html
     asked = opened("learning", collapsed)
