@@ -39,10 +39,6 @@ class Sampler:
         self.tokens = 0
         """Sampled so far."""
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     async def sample(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
     ) -> m.Written:

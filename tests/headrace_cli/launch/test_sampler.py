@@ -78,7 +78,7 @@ async def test_whoever_asks_learns_that_the_process_is_gone(make_config: Make, m
     async with open_sampler(configured(make_config, model)) as sampler:
         waiting = asyncio.create_task(sampler.sample(PROMPT, [], max_tokens=24, seed=0))
         await asyncio.sleep(0)
-        os.kill(sampler.pid, signal.SIGKILL)
+        os.kill(sampler._process.pid, signal.SIGKILL)
         await asyncio.wait([waiting])
         with pytest.raises(RunFailedError, match="process"):
             await sampler.sample(PROMPT, [], max_tokens=2, seed=0)
