@@ -11,10 +11,9 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.reads import data
-from headrace.run_files.run_folder import latest_name
+from headrace.run_files.run_folder import LATEST, latest_name
 from storage.queries import UNREADABLE, RunLine
 
-LATEST = "latest"
 PARAMETER = "run"
 """The name of a run in the address."""
 CHOSEN, WRITTEN = "chosen_run", "written_run"

@@ -17,7 +17,6 @@ from streamlit.testing.v1 import AppTest
 
 import dashboard
 from dashboard.components.panels import ALONG, ANSWERS
-from dashboard.components.run_picker import LATEST
 from dashboard.components.tokens import COLOURINGS
 from dashboard.formatting import count, share
 from dashboard.reads import data
@@ -33,7 +32,7 @@ from headrace.protocol.records.record_types import (
     TrajectoryEnded,
 )
 from headrace.run_files.checked_lines import checked_line
-from headrace.run_files.run_folder import locked
+from headrace.run_files.run_folder import LATEST, locked
 from storage import queries
 from storage.audit import audit_run
 from storage.queries import trajectory_index
