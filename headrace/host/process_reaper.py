@@ -68,24 +68,17 @@ class ProcessReaper:
     def close(self) -> None:
         """End registered groups and the reaper."""
         self.renew()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()  # which closes its input
 
     def _send_or_replace(self, line: str) -> None:
         if self._process.poll() is None:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 return self._send(line)
-            except BrokenPipeError:
-                self._process.wait()
         self._replace()
 
     def _replace(self) -> None:
         """Start another reaper with all registered groups."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.communicate()
         self._process = _start()
         self._send("".join(f"+{group}\n" for group in self._groups))
 
