@@ -82,11 +82,8 @@ def append_some(path: Path, data: bytes) -> bytes:
     """Append bytes to a file; those that a full disk did not take. OSError: it took none."""
     if not data:
         return data
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        return data[os.write(descriptor, data) :]
-    finally:
-        os.close(descriptor)
+    with path.open("ab", buffering=0) as file:
+        return data[file.write(data) :]
 
 
 def last_lines(data: bytes, lines: int) -> str:
