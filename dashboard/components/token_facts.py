@@ -6,6 +6,7 @@ is untrusted: it goes there as text and is never made part of HTML. What is not 
 
 import json
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -107,22 +108,15 @@ def fates(detail: TrajectoryDetail) -> list[str]:
     t = detail.tokens
     windows = {int(w["index"]): w for w in detail.windows.to_dict("records")}
     never = "" if detail.row["purpose"] == "train" else "never trained: it is of an evaluation"
-    known: dict[tuple[Any, ...], str] = {}
-    keys = list(
-        zip(
-            t.sources.tolist(),
-            (t.versions >= 0).tolist(),
-            t.window_index.tolist(),
-            t.mask_reasons.tolist(),
-            t.loss_weights.tolist(),
-            strict=True,
-        )
-    )
-    for key in set(keys):
-        source, is_sampled, window, reason, weight = key
-        told = _fate(SOURCES[source], is_sampled, windows.get(window), reason, weight)
-        known[key] = (never if is_sampled else "") or told
-    return [known[key] for key in keys]
+
+    @cache
+    def told(source: int, is_sampled: bool, window: int, reason: int, weight: float) -> str:
+        if never and is_sampled:
+            return never
+        return _fate(SOURCES[source], is_sampled, windows.get(window), reason, weight)
+
+    parts = (t.sources, t.versions >= 0, t.window_index, t.mask_reasons, t.loss_weights)
+    return [told(*each) for each in zip(*(part.tolist() for part in parts), strict=True)]
 
 
 def _fate(
