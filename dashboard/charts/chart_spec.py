@@ -89,8 +89,6 @@ def _reads(spec: str, name: str) -> bool:
 
 def _column(values: "pd.Series[Any]") -> Any:
     values = values.reset_index(drop=True)
-    if pd.api.types.is_bool_dtype(values):
-        return values
     if pd.api.types.is_integer_dtype(values):
         is_small = not values.hasnans and (not len(values) or values.abs().max() < 2**31)
         return values.astype("int32") if is_small else values
