@@ -232,9 +232,8 @@ class Supervisor:
             )
             self._event("gave_up", name, code=code, detail=f"{cause}; the run goes on without it")
             return
-        if self._cause is None:
-            self._cause = RunOutcome(USER if user else OURS, cause, "" if user else child.tail())
-            self._event("gave_up", name, code=code, detail=cause)
+        self._cause = RunOutcome(USER if user else OURS, cause, "" if user else child.tail())
+        self._event("gave_up", name, code=code, detail=cause)
         raise _EndRunError
 
     def _is_needed(self, child: ChildProcess, code: int) -> bool:
