@@ -6,7 +6,6 @@ trajectory that lost tokens.
 
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
@@ -14,7 +13,7 @@ import streamlit as st
 from dashboard.charts.dropped_tokens import losses_chart
 from dashboard.components import panels
 from dashboard.components.panels import BOUND, FREE, SOME
-from dashboard.formatting import bars_html, count, number, reason_name, share
+from dashboard.formatting import answers_address, bars_html, count, number, reason_name, share
 from dashboard.palette import ORANGE
 from dashboard.reads.data import RunData, is_live
 from headrace.errors import moment
@@ -193,7 +192,7 @@ def shown(rows: pd.DataFrame, run: str) -> pd.DataFrame:
         ", ".join(f"{reason_name(r)} {count(n)}" if many else reason_name(r) for r, n in f.items())
         for f, many in zip(rows["reasons"], several, strict=True)
     ]
-    links = [f"trajectories?run={quote(run)}&trajectory={key}" for key in rows["trajectory_id"]]
+    links = [answers_address(run, trajectory=key) for key in rows["trajectory_id"]]
     kept = ["window", "windows", "start", "end", "lost", "of", "update", "status", "length"]
     columns: dict[str, Any] = {"trajectory": links, "reasons": words}
     columns |= {name: rows[name] for name in kept if name in rows}
