@@ -155,6 +155,8 @@ def _first(record: Record, keys: tuple[str, ...], what: str, where: str) -> tupl
     for key in keys:
         value = look_up(record, key)
         if value is not None and value not in ("", []):
+            if key == "input" and len(keys) > 1 and record.get("instruction"):
+                raise UserError(f"{where}: write instruction and input into one column, `prompt`")
             return key, value
     key = "task.prompt_key" if what == "prompt" else 'task.answer_key ("": rows have none)'
     raise UserError(f"{lacking(record, what, where, keys)}: fill it in or set {key}")

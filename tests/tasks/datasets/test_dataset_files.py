@@ -143,6 +143,7 @@ def test_finished_answers_of_an_export_have_its_names_whatever_the_data_set_call
         ('{"prompt": "", "answer": "1"}\n', "row 1: no prompt"),
         ('{"prompt": "p", "answer": null}\n', r'row 1: no answer .* \("": rows have none\)'),
         ('{"prompt": [], "answer": "1"}\n', "row 1: no prompt"),
+        ('{"instruction": "Add.", "input": "7+5", "answer": "12"}\n', "row 1: write instruction"),
         (
             '{"prompt": [{"role": "user"}], "answer": "1"}\n',
             "row 1: a message of the prompt has no",
