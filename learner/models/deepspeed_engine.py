@@ -31,6 +31,8 @@ from learner.models.forward import Pack
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if has_gpu() else "cpu")
 
 import deepspeed
+from deepspeed.accelerator import get_accelerator, set_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.utils import logger as deepspeed_logger
 
 deepspeed_logger.setLevel(logging.ERROR)
@@ -344,6 +346,8 @@ def join_ranks(
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         # Gloo takes the interface of the host's own name, which is often the loopback.
         os.environ["GLOO_SOCKET_IFNAME"] = interface
+    if device.type == "cpu" and get_accelerator().device_name() != "cpu":
+        set_accelerator(CPU_Accelerator())  # Else models would go to the GPU that this host has.
     # The group's own store: rank 0's, or under torchrun its agent's.
     store, _, _ = next(rendezvous("env://", timeout=RANK_TIMEOUT))
     check_devices(store, rank, world_size, device.type)

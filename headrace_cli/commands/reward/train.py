@@ -7,7 +7,6 @@ between two steps: the last checkpoint is kept, and `--resume` goes on.
 
 import argparse
 import json
-import os
 import signal
 import sys
 import time
@@ -111,8 +110,6 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
     with run_folder.locked(run_dir), stop_on_interrupt() as stop:
         screen = RewardScreen(console, live=console.is_interactive and not arguments.plain)
         try:
-            if config.engine.device == "cpu":  # with a GPU at hand DeepSpeed moves models there
-                os.environ["DS_ACCELERATOR"] = "cpu"
             from rewards.models.training.train import train as train_model
 
             outcome = train_model(config, run_dir, screen, should_stop=stop)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -89,6 +90,21 @@ def test_local_rank_is_an_index_among_the_cards_that_a_rank_sees(
         deepspeed_engine.join_ranks(rank=rank, world_size=8, port=7, device=device, local_rank=told)
         assert (os.environ["LOCAL_RANK"], os.environ["RANK"]) == (str(index), str(rank))
     assert device == torch.device("cuda", index)
+
+
+def test_a_rank_on_the_cpu_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed saw one when it was imported. A run hides it from such a rank, the commands that
+    replay or train by themselves do not."""
+    gpu, chosen = mock.Mock(device_name=lambda: "cuda"), list[Any]()
+    monkeypatch.setattr(deepspeed_engine, "get_accelerator", lambda: gpu)
+    monkeypatch.setattr(deepspeed_engine, "set_accelerator", chosen.append)
+    monkeypatch.setattr(deepspeed_engine, "check_devices", mock.Mock())
+    stores = mock.Mock(return_value=iter([(None, 0, 1)]))
+    monkeypatch.setattr(deepspeed_engine, "rendezvous", stores)
+    monkeypatch.setattr("deepspeed.init_distributed", lambda **settings: None)
+    with mock.patch.dict(os.environ):
+        deepspeed_engine.join_ranks(rank=0, world_size=1, port=7, device=torch.device("cpu"))
+    assert [one.device_name() for one in chosen] == ["cpu"]
 
 
 def test_ranks_that_see_different_devices_are_told_so() -> None:
