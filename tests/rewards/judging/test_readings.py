@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.data.answer_text import without_thought
 from rewards.functions.arguments import InvalidRewardError
+from rewards.judging.options import Options
 from rewards.judging.readings import (
     JudgeReply,
     both_orders,
@@ -112,6 +113,14 @@ def test_numbers_are_read_on_their_scale() -> None:
     for text in ("no idea", "score: 11", "score: 1.2.3", "<think>score: 3"):
         with pytest.raises(InvalidRewardError):
             number(JudgeReply(text), SCORE, 0.0, 10.0)
+
+
+def test_a_scale_behind_the_word_is_not_the_score() -> None:
+    pattern = Options.model_fields["pattern"].default
+    texts = ("**Score (0-10):** 8", "Score (1 to 10): 8", "rating (out of 10) = 8", "Score (8). 3")
+    assert [number(JudgeReply(text), pattern, 0.0, 10.0) for text in texts] == [0.8] * 4
+    with pytest.raises(InvalidRewardError, match="no score"):
+        number(JudgeReply("Score (0-10): eight"), pattern, 0.0, 10.0)
 
 
 @pytest.mark.parametrize(
