@@ -140,6 +140,7 @@ async def answers_of(
                 text=decoded(tokenizer, whole),
                 finished=written.finished,
                 num_tokens=len(whole),
+                prompt_ids=np.array(ids, np.int32) if config.reward.token_ids else None,
                 completion_ids=np.array(whole, np.int32) if config.reward.token_ids else None,
             )
             score = await desk.score(item)
