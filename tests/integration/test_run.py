@@ -3,7 +3,10 @@
 import contextlib
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import zmq
 from headrace.protocol.records.record_types import LineageBegan, UpdateCommitted
 from headrace.protocol.transport.curve import enter
 from tests.integration.audit import assert_trained_once, records_of
-from tests.integration.runs import PLAIN, QUICKSTART, SMALL, Run, headrace
+from tests.integration.runs import PLAIN, QUICKSTART, REPOSITORY, SMALL, Run, headrace
 from tests.metric_values import number
 
 EXPECTED = """run_id recipe wall_s time_to_first_update_s reward response_length trajectories
@@ -93,6 +96,21 @@ def test_a_recipe_is_measured_and_its_forecast_compared(finished: Run) -> None:
     assert facts["computed, window"] == pytest.approx(1, abs=0.2)  # of the boundary no loss
     assert facts["changes most"] in facts
     assert finished.show()["run_id"] == finished.run_dir.name
+
+
+def test_each_role_takes_the_memory_that_was_estimated(tmp_path: Path) -> None:
+    """Within 15 %. Processes begin as a user's. Of pages that those of other tests have, too, they
+    are charged a part alone, so the floor is a rough one."""
+    command = ["config", "explain", str(QUICKSTART), "--measure", "--root", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", *command],
+        capture_output=True, text=True, timeout=400, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^memory, (\w+) +([\d.]+) GiB .* ([\d.]+) estimated", done.stdout, re.M)
+    assert {role for role, *_ in found} == {"coordinator", "generator", "learner", "reward"}
+    for role, measured, estimated in found:
+        assert 0.6 < float(measured) / float(estimated) < 1.15, (role, measured, estimated)
 
 
 def test_no_token_is_trained_twice_nor_an_unfinished_value(finished: Run) -> None:
