@@ -138,7 +138,7 @@ def test_a_head_is_the_trained_one_whatever_transformers_has(family: str, tmp_pa
     critic.save_pretrained(tmp_path / "scores")
     scorer = ScoreScorer.__new__(ScoreScorer)
     scorer.folder, scorer._images = tmp_path / "scores", None
-    found = scorer._load(dtype=torch.float32, trust_remote_code=False)
+    found = scorer._load()
     assert torch.equal(found.score.weight, critic.score.weight)
 
 
