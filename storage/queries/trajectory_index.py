@@ -70,7 +70,7 @@ class _IndexedRun:
 
 @lru_cache(maxsize=MAX_RUNS)
 def _indexed_run(run_dir: Path, run: int, is_wide: bool) -> _IndexedRun:
-    """What was read of a run; empty at first."""
+    """Rows read of a run; empty at first."""
     schema = WIDE if is_wide else SCHEMA
     return _IndexedRun(schema, schema.empty_table())
 
