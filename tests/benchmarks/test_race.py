@@ -90,7 +90,7 @@ def test_every_point_on_the_real_model_is_a_configuration(mode: str, tmp_path: P
         config = load_recipe(ROOT / arm.recipe, [*arm.overrides, *there])
         assert problems(config) == []
         found.add(config.model_dump_json())
-    assert len(found) == REAL.file.grids[REAL.file.arms[mode].grid or ""].budget == 4
+    assert len(found) == REAL.file.grids[REAL.file.arms[mode].grid or ""].budget == 5
 
 
 @pytest.mark.parametrize(
