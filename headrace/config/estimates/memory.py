@@ -25,7 +25,7 @@ VLLM_PROCESSES = {True: 1400 * MIB, False: 1060 * MIB}
 """vLLM's client and engine process without weights, keys and values, by whether it is on a GPU: on
 a CPU the engine is forked."""
 TORCH_SAMPLER = 700 * MIB
-LEARNER_PROCESS = {True: 900 * MIB, False: 400 * MIB}
+LEARNER_PROCESS = {True: 900 * MIB, False: 450 * MIB}
 """Python, torch and DeepSpeed in one rank, by whether it is on a GPU."""
 
 KEPT_VERSIONS = 3
