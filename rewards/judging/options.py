@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from rewards.judging.readings import GROUP
 
 Mode = Literal["pointwise", "pairwise", "free"]
-SCALE = r"(?:\s*\((?:\d+\s*(?:-|\u2013|to)|out of)[^)]{0,12}\))?+"
+_SCALE = r"(?:\s*\((?:\d+\s*(?:-|\u2013|to)|out of)[^)]{0,12}\))?+"
 """A scale that a judge writes before its score, as in `Score (0-10): 8`."""
 
 
@@ -86,7 +86,7 @@ class Options(StrictModel):
     top_logprobs: int = Field(default=20, ge=2)
     """Number of most likely tokens to request."""
 
-    pattern: str = rf"(?:score|rating){SCALE}\W{{0,8}}?(?P<{GROUP}>-?(?:\d+(?:\.\d+)?|\.\d+))"
+    pattern: str = rf"(?:score|rating){_SCALE}\W{{0,8}}?(?P<{GROUP}>-?(?:\d+(?:\.\d+)?|\.\d+))"
     """Expression of Python with a group `score`, whose last match is the score of free and of
     numbers; capitals do not matter."""
 

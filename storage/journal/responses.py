@@ -23,7 +23,7 @@ from storage.journal.segments import read_batches
 from storage.journal.store import decode
 
 Int64 = npt.NDArray[np.int64]
-PAGE_TOKENS, PAGE_ROWS = 1 << 17, 4096
+_PAGE_TOKENS, _PAGE_ROWS = 1 << 17, 4096
 
 
 class Responses(NamedTuple):
@@ -58,8 +58,8 @@ class ResponseSelection(NamedTuple):
 def response_pages(
     journal: Path,
     wanted: ResponseSelection,
-    most_tokens: int = PAGE_TOKENS,
-    most_rows: int = PAGE_ROWS,
+    most_tokens: int = _PAGE_TOKENS,
+    most_rows: int = _PAGE_ROWS,
     first_offset: int = 0,
     index: SegmentIndex | None = None,
 ) -> Iterator[Responses]:
