@@ -55,6 +55,7 @@ _CHUNKS = 32
 _OPEN = ("issued", "running")
 _WAITING = ("finished", "truncated")
 _SEGMENT_INDEX = SegmentIndex()
+_KNOWN = threading.Lock()
 
 
 @dataclass
@@ -131,7 +132,8 @@ def _ordered(column: pa.ChunkedArray, most: int, *, descending: bool) -> Int64:
 
 def _rows(reader: RunReader, is_wide: bool) -> pa.Table:
     """These columns of all training trajectories of a run, as they are now."""
-    known = _indexed_run(reader.run_dir.resolve(), reader.key, is_wide)
+    with _KNOWN:  # lru_cache alone would let two first visitors read a run twice
+        known = _indexed_run(reader.run_dir.resolve(), reader.key, is_wide)
     with known.lock:
         offset = reader.next_offset()
         if offset < known.offset:  # the run was cut: nothing of it is certain
